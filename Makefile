@@ -9,9 +9,14 @@ PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 # $(call ctest,FOLDER OPTIONS): with a temporary directory of their own, which they must leave empty.
 ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
+# Libraries whose own loops train PyTorch models, and what they import.
+LOOPS := deepctr-torch==0.3.0 fuxictr==2.3.10 torchfm==0.7.0 pytorch-lightning==2.6.6 accelerate==1.15.0 \
+  scikit-learn scipy joblib threadpoolctl narwhals polars polars-runtime-32 tqdm fsspec \
+  torchmetrics lightning-utilities huggingface-hub safetensors psutil
+LOOPS_MODULES := accelerate, deepctr_torch, fuxictr, pytorch_lightning, torchfm
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo demo-ssd test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core bench-quick images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
+.PHONY: help setup demo demo-ssd test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core bench-quick images sanitize fuzz simulate lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -31,6 +36,7 @@ help:
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
 	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
+	@echo 'make simulate  a whole cluster with faults in one process, SECONDS=60 of new seeds, or SEED=N again'
 	@echo 'make generate  write the files that follow from the settings: schema, roles, sample, flags, reference'
 	@echo 'make pictures  draw the pictures of the README anew (chromium; two minutes)'
 	@echo 'make wheel     a wheel in dist/; make sdist: the sources'
@@ -59,8 +65,13 @@ BACKENDS = tests/oe_runtime/keras/test_keras_backends.py
 test-torch: setup
 	@tools/setup.sh test
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q 'torch>=2.8'
+	@$(BIN)/python -c 'import $(LOOPS_MODULES)' >/dev/null 2>&1 || \
+	  $(BIN)/pip install -q --no-deps $(LOOPS) || echo 'make: without libraries that hold the loop; their tests are skipped'
+	@$(BIN)/python -c 'import faiss' 2>/dev/null || \
+	  $(BIN)/pip install -q --no-deps 'faiss-cpu>=1.9' || echo 'make: without faiss; the two-tower example searches exactly'
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile tests/oe_runtime/pytorch
 	$(BIN)/python -m pytest tests/documents/test_examples.py -k pytorch
+	$(BIN)/python -m pytest tests/provision/jobs/test_training_end_to_end.py -k accelerate
 	KERAS_BACKEND=torch $(BIN)/python -m pytest $(BACKENDS)
 
 test-jax: setup
@@ -127,7 +138,14 @@ fuzz:
 	@tools/setup.sh fuzz
 	tools/fuzz.sh $(FUZZ_SECONDS)
 
-CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h' 'tests/fuzz/*.cc' 'tests/fuzz/*.h' benchmarks/table_bench.cc)
+SECONDS ?= 60
+
+simulate: setup
+	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null
+	cmake --build build/test --target simulate
+	build/test/oe_runtime/core/simulate $(or $(SEED),--seconds $(SECONDS))
+
+CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h' 'tests/fuzz/*.cc' 'tests/fuzz/*.h' 'tests/simulation/*.cc' 'tests/simulation/*.h' benchmarks/table_bench.cc)
 
 # Each of these is a hook of .pre-commit-config.yaml too.
 LINTERS = lint-ruff lint-mypy lint-imports lint-house lint-node lint-ansible lint-cxx lint-tidy docs-check

@@ -170,6 +170,14 @@ QUICK = {
         '"serving, rows at a server"',
         ("save_as_original_model", "rows inside", "a checkpoint", "at a server"),
     ),
+    "serving_freshness": Quick(
+        "serving.py --dims 4 --rows 1000 --freshness 2 --followers 2 --out {out}/page.md",
+        ("rows at a server", "rows that follow checkpoints", "2 followers"),
+    ),
+    "serving": Quick(
+        "serving.py --dims 4 --rows 1000 --sizes 1 --seconds 0.1 --rounds 1 --out {out}/page.md",
+        ("rows at a server", "rows inside"),
+    ),
     "reader": Quick(
         "reader.py --data generate:500 --copies 2 --rounds 1 --short --out {out}/page.md",
         ("ours, to ids", "pandas, to ids", "tf.data, to ids", "rich: ours, to ids", "reading alone"),

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,61 @@ def trace_rule(
     (name, first value). No operations for a rule that updates rows as a whole.
     """
 
+class PredictorCall:
+    """A request that is led through its steps."""
+
+    def pull(self, client: Client) -> None: ...
+    def forward(self) -> None: ...
+
+class Predictor:
+    def __init__(
+        self,
+        *,
+        target: str,
+        library: str,
+        bindings: str,
+        context: Any,
+        inputs: Sequence[tuple[str, str, Sequence[int]]],
+        outputs: Sequence[tuple[str, str]],
+        forward: tuple[str, Sequence[Any]],
+        arguments: Sequence[tuple[str, int]],
+        ids: tuple[str, Sequence[Any]] | None = None,
+        ids_inputs: Sequence[int] = ...,
+        ids_outputs: int = 0,
+        lookups: Sequence[tuple[int, int]] = ...,
+        groups: Sequence[Sequence[int]] = ...,
+    ) -> None: ...
+    def batch(self, examples: int, timeout_seconds: float) -> None: ...
+
+class HttpReply:
+    def __init__(
+        self, status: int, body: bytes, type: str = "application/json", examples: int = 0
+    ) -> None: ...
+
+class HttpServer:
+    def __init__(
+        self,
+        answer: Callable[[str, str, bytes], HttpReply],
+        *,
+        unpack: Callable[[bytes, int], bytes | None],
+        predictor: Predictor | None,
+        lead: Callable[[PredictorCall], HttpReply | None],
+        host: str,
+        port: int,
+        max_connections: int,
+        max_queued_requests: int,
+        max_body_bytes: int,
+        head_seconds: float,
+        idle_seconds: float,
+        patience_seconds: float,
+        threads: int,
+    ) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def stats(self) -> str: ...
+    def start(self) -> None: ...
+    def stop(self, seconds: float) -> None: ...
+
 class Server:
     def __init__(
         self,
@@ -232,4 +287,11 @@ def verify_pools(directory: str) -> list[str]: ...
 def verify_logs(directory: str) -> list[str]: ...
 def table_chains(directories: Sequence[str], table: str) -> list[list[str]]: ...
 def compare_tables(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]], memory: int) -> str: ...
-def reshard_table(chains: Sequence[Sequence[str]], table: str, directory: str, servers: int) -> str: ...
+def reshard_table(
+    chains: Sequence[Sequence[str]],
+    table: str,
+    directory: str,
+    servers: int,
+    dtype: str = "",
+    state_dtype: str = "",
+) -> str: ...

@@ -149,6 +149,11 @@ class Client:
         """How many servers share the keys."""
         return self._core.servers
 
+    @property
+    def core(self) -> _core.Client:
+        """The client of the core, until it connects again."""
+        return self._core
+
     def reconnect(self) -> None:
         """Connect to the same servers again after ``ServerLost``; the tables keep their ids.
 

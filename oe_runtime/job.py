@@ -106,7 +106,7 @@ def training(
     evaluate: Callable[[], Iterable[tuple[Any, Any]]] | None = None,
     **others: Any,
 ) -> Iterator[Any]:
-    """Train in a loop of one's own: a PyTorch module with its optimizer, or a compiled Keras model.
+    """Train in a loop of one's own: a PyTorch module with its optimizers, or a compiled Keras model.
 
         with job.training(model, optimizer) as loop:
             for epoch in loop.epochs(3):
@@ -114,8 +114,11 @@ def training(
                     …
                     job.step(loss=loss)
 
-    `others` are objects with state_dict() and load_state_dict(), such as schedulers, which checkpoints
-    include. A resumed loop begins after the batch of its checkpoint. Raises JobError for what jobs cannot do.
+    `others` are objects with state_dict() and load_state_dict(), which checkpoints include, and callbacks of
+    a library, of which they include the numbers and texts that training changes. Several optimizers are
+    given as a list, always in the same order. Their schedulers are found without a name.
+    A resumed loop begins after the batch of its checkpoint. `loop.fit` trains by a library's function, such
+    as `model.fit`. Raises JobError for what jobs cannot do.
 
     `evaluate` yields pairs of labels (0 or 1) and probabilities, both shaped (B,) or (B, 1): those of this
     worker's part of rows that nobody trains on. The job calls it every --eval-every steps and after the

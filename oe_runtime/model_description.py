@@ -19,16 +19,22 @@ from oe_runtime.errors import ServingError
 FILE = "oe_runtime.json"
 PROGRAM = "model.pt2"  # of PyTorch, in place of a SavedModel
 ROWS = "rows"  # the directory of its tables
+LENGTHS = ".lengths"  # after the name of an input of lists: the input that has their lengths
 FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output; `shape` has None for every free size."""
+    """An input or output; `shape` has None for every free size.
+
+    An example of one with `lengths` is a list of any length. Arrays have the elements of all lists in one
+    dimension, and the input of that name the length of each list.
+    """
 
     name: str
     dtype: str
     shape: Sequence[int | None] | None
+    lengths: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,11 @@ class Description:
 
     def write(self, file: Path) -> None:
         """Write it as JSON."""
-        file.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        # Earlier versions refuse a field that they do not know, and read models without lists.
+        fields = asdict(
+            self, dict_factory=lambda pairs: {k: v for k, v in pairs if (k, v) != ("lengths", None)}
+        )
+        file.write_text(json.dumps({"format": FORMAT, **fields}, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, file: Path) -> Description:

@@ -14,18 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oe_runtime import checkpoint
 from oe_runtime.client import Client
-from oe_runtime.errors import OeError
+from oe_runtime.errors import OeError, ServingError
 from oe_runtime.spec import STORAGES, TLS, StorageSpec
 from oe_runtime.support import durable, interrupt, remote_files
-from oe_runtime.support.argument_types import number, size
+from oe_runtime.support.argument_types import count, number, size
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.support.token_file import read_token
 
 if TYPE_CHECKING:
+    from oe_runtime.serving.grpc import GrpcServer
     from oe_runtime.serving.model import Model
 
-_FILES = 4096  # that may be open: a connection is one, and shells allow 1024
+_FILES = 12_000  # that may be open: a connection is one, and shells allow 1024
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in (signal.SIGTERM, signal.SIGINT):
         # In a thread: a handler that interrupts the beginning of a wait would wait for its lock forever.
         signal.signal(name, lambda *_: threading.Thread(target=ended.set).start())
+    if options.exit_with_parent:
+        threading.Thread(target=_end_with_input, args=(ended,), daemon=True).start()
     try:
+        if options.servers is not None and options.step_file is not None:
+            raise ServingError("--step-file does not go with --servers: servers have no earlier rows")
+        if options.batch_timeout_ms is not None and options.max_batch_size == 1:
+            raise ServingError("--batch-timeout-ms needs --max-batch-size above 1; add it, or leave this out")
         if options.servers is None:
             return _answer(options, None, ended)
         token = "" if options.token_file is None else read_token(options.token_file)
@@ -50,14 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         with contextlib.closing(client):
             return _answer(options, client, ended)
-    except (OeError, OSError, ValueError) as error:
+    except OSError as error:
+        print(f"error: {remote_files.describe(error)}", file=sys.stderr)
+        return 1
+    except (OeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    from oe_runtime.serving.rest import MAX_BODY_BYTES
-
     parser = argparse.ArgumentParser(
         prog="python -m oe_runtime.serve",
         description="Answer TensorFlow Serving's requests (POST /v1/models/NAME:predict, GET "
@@ -92,9 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--grpc-port", type=int, help="for gRPC (default: none; 0: any free)")
     parser.add_argument(
         "--refresh-seconds",
-        type=float,
+        type=number(least=0),
         default=10.0,
-        help="seconds between checks for a newer checkpoint (default: %(default)s; 0: never)",
+        help="seconds between checks for a newer checkpoint at a URL (default: %(default)s; 0: not at all)",
     )
     parser.add_argument(
         "--request-seconds",
@@ -106,8 +115,24 @@ def _parser() -> argparse.ArgumentParser:
         "--drain-seconds",
         type=number(least=0),
         default=25.0,
-        help="seconds after SIGTERM for requests that were sent already (default: %(default)s)",
+        help="seconds after SIGTERM for requests; a computation is waited for (default: %(default)s)",
     )
+    _add_limits(parser)
+    parser.add_argument(
+        "--storage", choices=STORAGES, default="dram", help="memory of the rows (default: %(default)s)"
+    )
+    parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for --storage")
+    parser.add_argument(
+        "--storage-cache", type=size(), default=0, metavar="SIZE", help="DRAM of dram_pmem and dram_ssd"
+    )
+    _add_launcher_options(parser)
+    return parser
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add how much is answered at a time."""
+    from oe_runtime.serving.rest import BATCH_TIMEOUT_MS, MAX_BODY_BYTES, MAX_QUEUED_REQUESTS
+
     parser.add_argument(
         "--max-body-bytes",
         type=size(1),
@@ -117,21 +142,79 @@ def _parser() -> argparse.ArgumentParser:
         "forty times as much memory (default: %(default)s)",
     )
     parser.add_argument(
-        "--storage", choices=STORAGES, default="dram", help="memory of the rows (default: %(default)s)"
+        "--max-queued-requests",
+        type=count(1),
+        default=MAX_QUEUED_REQUESTS,
+        metavar="N",
+        help="maximum number of requests over HTTP that wait or are computed; more are refused at once "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for --storage")
     parser.add_argument(
-        "--storage-cache", type=size(), default=0, metavar="SIZE", help="DRAM of dram_pmem and dram_ssd"
+        "--max-batch-size",
+        type=count(1),
+        default=1,
+        metavar="EXAMPLES",
+        help="compute requests over HTTP that wait at the same time together, up to as many examples; only "
+        "for a model whose answer for an example does not depend on others (default: %(default)s)",
     )
-    parser.add_argument("--ready-file", type=Path, help="JSON file with ports and pid, written at the start")
-    return parser
+    parser.add_argument(
+        "--batch-timeout-ms",
+        type=number(0, 10_000),
+        metavar="MS",
+        help="milliseconds, at most 10,000, that a request waits for others with --max-batch-size "
+        f"(default: {BATCH_TIMEOUT_MS:g}; 0: only while the processors are busy)",
+    )
+
+
+def _add_launcher_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `oeprov serve` tells its processes, and other launchers may."""
+    parser.add_argument(
+        "--ready-file",
+        type=Path,
+        help="JSON file with ports, pid and the served version, written at the start and when these change",
+    )
+    parser.add_argument(
+        "--step-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the step to serve, which may change at any time; without it, the newest checkpoint",
+    )
+    parser.add_argument("--exit-with-parent", action="store_true", help="end at the end of standard input")
+
+
+def _end_with_input(ended: threading.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    ended.set()
+
+
+def _read_step(file: Path | None) -> int | None:
+    """Return the step in a --step-file. Raises ServingError for any other content."""
+    try:
+        text = "" if file is None else file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    if text and not (text.isascii() and text.isdecimal()):
+        raise ServingError(f"{file}: found {text[:40]!r}; it must have one step, such as 1000")
+    return int(text) if text else None
+
+
+def _import_grpc() -> type[GrpcServer]:
+    """Raises ServingError without the packages that it needs."""
+    try:
+        from oe_runtime.serving.grpc import GrpcServer
+    except ImportError as error:
+        raise ServingError(
+            f"gRPC needs grpcio and protobuf ({error}): pip install grpcio protobuf"
+        ) from error
+    return GrpcServer
 
 
 def _answer(options: argparse.Namespace, client: Client | None, ended: threading.Event) -> int:
-    from oe_runtime.serving.grpc import GrpcServer
     from oe_runtime.serving.model import Model, is_torch
-    from oe_runtime.serving.rest import RestServer
+    from oe_runtime.serving.rest import BATCH_TIMEOUT_MS, RestServer
 
+    grpc_server = None if options.grpc_port is None else _import_grpc()
     # Model.load refuses what is neither at once.
     is_there = remote_files.is_remote(options.model) or Path(options.model).is_dir()
     if is_there and not is_torch(options.model):
@@ -143,46 +226,113 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     storage = StorageSpec(options.storage, options.storage_path, cache_bytes=options.storage_cache)
     with Model.load(
-        options.model, options.rows, client=client, storage=storage, seconds=options.request_seconds
+        options.model,
+        options.rows,
+        client=client,
+        storage=storage,
+        seconds=options.request_seconds,
+        step=(step := _read_step(options.step_file)),
     ) as model:
         address = (options.name, model, options.host)
         body = options.max_body_bytes
-        servers: list[RestServer | GrpcServer] = [RestServer(*address, options.port, max_body_bytes=body)]
-        if options.grpc_port is not None:
-            servers.append(GrpcServer(*address, options.grpc_port, max_body_bytes=body))
-        for server in servers:
-            server.start()
-        if options.refresh_seconds > 0 or client is not None:
-            model.watch(max(options.refresh_seconds, 0))
-        ports = dict(zip(("port", "grpc_port"), (server.port for server in servers), strict=False))
-        if options.ready_file is not None:
-            durable.write_json(options.ready_file, {"pid": os.getpid(), **ports})
-        served = model.checkpoint or options.model
-        grpc = f", gRPC on port {ports['grpc_port']}" if "grpc_port" in ports else ""
-        print(
-            f"serving {served} at http://{options.host}:{ports['port']}/v1/models/{options.name}{grpc}",
-            flush=True,
+        rest = RestServer(
+            *address,
+            options.port,
+            max_body_bytes=body,
+            max_queued_requests=options.max_queued_requests,
+            max_batch_size=options.max_batch_size,
+            batch_timeout_ms=BATCH_TIMEOUT_MS
+            if options.batch_timeout_ms is None
+            else options.batch_timeout_ms,
         )
-        if model.sources:
-            print(model.sources, flush=True)
-        _wait(model, ended)
-        model.is_ending = True
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda server: server.stop(options.drain_seconds), servers))
+        servers: list[RestServer | GrpcServer] = [rest]
+        if grpc_server is not None:
+            servers.append(grpc_server(*address, options.grpc_port, max_body_bytes=body))
+        started: list[RestServer | GrpcServer] = []
+        seconds = 0.0  # to end in
+        try:
+            for server in servers:
+                server.start()
+                started.append(server)
+            if options.refresh_seconds > 0 or client is not None:
+                model.watch(options.refresh_seconds)
+            ports = dict(zip(("port", "grpc_port"), (server.port for server in servers), strict=False))
+            follower = _Follower(model, options, step, {"pid": os.getpid(), "host": options.host, **ports})
+            served = model.checkpoint or options.model
+            grpc = f", gRPC on port {ports['grpc_port']}" if "grpc_port" in ports else ""
+            print(
+                f"serving {served} at http://{options.host}:{ports['port']}/v1/models/{options.name}{grpc}",
+                flush=True,
+            )
+            if model.sources:
+                print(model.sources, flush=True)
+            follower.run(ended)
+            seconds = options.drain_seconds
+        finally:
+            model.is_ending = True
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda server: server.stop(seconds), started))
+            if started and options.ready_file is not None:
+                options.ready_file.unlink(missing_ok=True)
     return 0
 
 
-def _wait(model: Model, ended: threading.Event) -> None:
-    """Wait for the end; report each problem of `watch` once."""
-    said: dict[str, str] = {}
-    while not ended.wait(1.0):
-        for what, problem in (
-            ("still serving the previous checkpoint", model.problem),
-            ("requests are refused", model.unavailable),
-        ):
-            if problem and problem != said.get(what):
-                print(f"warning: {what}: {problem}", file=sys.stderr, flush=True)
-            said[what] = problem
+class _Follower:
+    """Follows --step-file, writes --ready-file and reports each problem once, until the end."""
+
+    def __init__(
+        self, model: Model, options: argparse.Namespace, step: int | None, facts: dict[str, object]
+    ) -> None:
+        self._model, self._options, self._step = model, options, step
+        self._facts = {**facts, "storage": options.storage, "is_pmem": False}
+        self._said: dict[str, str] = {}
+        self._written: dict[str, object] = {}
+        self._problem = ""  # of the step file
+        self._keep()
+        self._write()
+
+    def run(self, ended: threading.Event) -> None:
+        """Return at the end."""
+        while not ended.wait(1.0 if self._options.step_file is None else 0.1):
+            if self._options.step_file is not None:
+                self._follow()
+            for what, problem in (
+                ("still serving the previous checkpoint", self._problem or self._model.problem),
+                ("requests are refused", self._model.unavailable),
+            ):
+                if problem and problem != self._said.get(what):
+                    print(f"warning: {what}: {problem}", file=sys.stderr, flush=True)
+                self._said[what] = problem
+            with contextlib.suppress(OSError):  # a full disk must not end requests
+                self._write()
+
+    def _follow(self) -> None:
+        try:
+            step = _read_step(self._options.step_file)
+            if step == self._step:
+                return
+            self._step = step  # else a bad one would be tried ten times per second
+            self._problem = ""
+            self._model.pin(step)
+            self._keep()
+        except (OeError, OSError) as error:
+            self._problem = str(error)
+
+    def _keep(self) -> None:
+        """Let training keep the pinned checkpoint, which is loaded again when this starts again."""
+        path = self._model.checkpoint
+        if self._step is None or path is None:
+            return
+        try:
+            checkpoint.pin(path, self._options.step_file)
+        except OSError as error:
+            print(f"warning: training may remove the pinned {path}: {error}", file=sys.stderr, flush=True)
+
+    def _write(self) -> None:
+        facts = {**self._facts, "version": self._model.version, "step": self._step, "problem": self._problem}
+        if self._options.ready_file is not None and facts != self._written:
+            durable.write_json(self._options.ready_file, facts)
+            self._written = facts
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 A connection is a lease: each reply names the clients that are connected now (the members). Values are in
 the server's memory. They end with that process, and with the last member.
+
+A value of more bytes than the server takes at once is written in pieces, then the versions of these under its
+name. A reader that finds other versions has come during a write.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +25,53 @@ _MOST = 1 << 20  # bytes of one value, kMaxSharedValue of oe_runtime/core/wire/f
 _MEMBERS = "members"  # a name without a value
 _PATIENCE = 5.0  # seconds for the thread to end, which may be connecting to a vanished host
 _POLL = 0.5  # seconds between proofs that this client is there
+_PAUSE = 0.01  # seconds between two reads of what is being written
+
+# Reads a value, or replaces a version of it: the present version, whether it was written, the present value.
+Exchange = Callable[[str, "int | None", bytes], "tuple[int, bool, bytes]"]
+
+
+def connect_first(
+    endpoints: Sequence[str], *, token: str = "", tls: str = "auto", job: str = ""
+) -> _core.Client:
+    """Connect to the first server, which has the shared values. Raises as a Client."""
+    first = [endpoints[0]]
+    return _core.Client.connect(first, token, 60.0, 1, False, tls, job, "", False, False, len(endpoints))
+
+
+def write_pieces(exchange: Exchange, name: str, value: bytes, known: dict[str, int]) -> None:
+    """Write a value of any size, whatever was there; empty: remove it. For a name with one writer.
+
+    `known` are the versions that the last call has written, which makes this one shorter.
+    """
+    pieces = [value[at : at + _MOST] for at in range(0, len(value), _MOST)]
+    for number, piece in enumerate(pieces):
+        _overwrite(exchange, f"{name}.{number}", piece, known)
+    written = [known[f"{name}.{number}"] for number in range(len(pieces))]
+    _overwrite(exchange, name, json.dumps(written).encode() if pieces else b"", known)
+
+
+def read_pieces(exchange: Exchange, name: str, known: int = 0) -> tuple[int, bytes] | None:
+    """Return what `write_pieces` wrote, with its version; the value is empty if that is the `known` one.
+
+    None: it is being written, so read it again.
+    """
+    version, _, head = exchange(name, None, b"")
+    if version == known or not head:
+        return version, b""
+    value = []
+    for number, wanted in enumerate(json.loads(head)):
+        found, _, piece = exchange(f"{name}.{number}", None, b"")
+        if found != wanted:
+            return None
+        value.append(piece)
+    return version, b"".join(value)
+
+
+def _overwrite(exchange: Exchange, name: str, value: bytes, known: dict[str, int]) -> None:
+    written = False
+    while not written:
+        known[name], written, _ = exchange(name, known.get(name, 0), value)
 
 
 class SharedValues:
@@ -34,10 +85,7 @@ class SharedValues:
         self, endpoints: Sequence[str], *, token: str = "", tls: str = "auto", job: str = ""
     ) -> None:
         """`endpoints`: of all servers, in their order; this connects to the first. Raises as a Client."""
-        first = [endpoints[0]]
-        self._connect = partial(
-            _core.Client.connect, first, token, 60.0, 1, False, tls, job, "", False, False, len(endpoints)
-        )
+        self._connect = partial(connect_first, endpoints, token=token, tls=tls, job=job)
         self._lock = threading.RLock()
         self._core = self._connect()
         self._lost: ServerLost | None = None
@@ -76,15 +124,18 @@ class SharedValues:
         """Write a value of any size, whatever was there; empty: remove it. For a name with one writer."""
         with self._lock:
             self._require()
-            pieces = [value[at : at + _MOST] for at in range(0, len(value), _MOST)]
-            for number, piece in enumerate(pieces):
-                self._overwrite(f"{name}.{number}", piece)
-            self._overwrite(name, str(len(pieces)).encode() if pieces else b"")
+            write_pieces(self._exchanged, name, value, {})
 
     def read_written(self, name: str) -> bytes:
-        """Return what `write` wrote; empty if it did not."""
-        pieces = int(self.read(name) or b"0")
-        return b"".join(self.read(f"{name}.{number}") for number in range(pieces))
+        """Return what `write` wrote; empty if it did not, or does so for several seconds."""
+        until = time.monotonic() + _PATIENCE
+        while True:
+            with self._lock:
+                self._require()
+                found = read_pieces(self._exchanged, name)
+            if found is not None or time.monotonic() > until:
+                return b"" if found is None else found[1]
+            time.sleep(_PAUSE)
 
     def change(self, name: str, change: Callable[[dict[str, Any]], _T]) -> _T:
         """Change a JSON object in place, by compare-and-set; return the result of the last call of `change`.
@@ -125,14 +176,13 @@ class SharedValues:
             self._core.close()
         self._keeper.join(_PATIENCE)
 
-    def _overwrite(self, name: str, value: bytes) -> None:
-        self._exchange(name, None)
-        while not self._exchange(name, self._last[name][0], value):
-            pass
-
     def _require(self) -> None:
         if self._lost is not None:
             raise ServerLost(self._lost.endpoint, str(self._lost))
+
+    def _exchanged(self, name: str, replaces: int | None, value: bytes) -> tuple[int, bool, bytes]:
+        written = self._exchange(name, replaces, value)
+        return self._last[name][0], written, self._last[name][1]
 
     def _exchange(self, name: str, replaces: int | None, value: bytes = b"") -> bool:
         """Read, or write where `replaces` is the present version; whether it was written."""

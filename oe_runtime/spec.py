@@ -22,6 +22,7 @@ TLS = ("auto", "on", "off")
 
 # Dtypes of weights; see TableSpec.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+STATE_DTYPES = ("float32", "bfloat16")  # of the optimizer's state, but float64 of a float64 table
 
 # Names for TableSpec.optimizer.
 OPTIMIZERS = tuple(_core.optimizers())
@@ -77,9 +78,12 @@ class TableSpec:
     optimizer unchecked, as Keras does. Servers count refused and skipped ones.
 
     ``dtype`` is the dtype of the weights, one of ``DTYPES``. float64 rows are trained in float64 from float64
-    gradients; pulls and gradients of all others are float32. bfloat16 and float16 rows keep the optimizer's
-    state in float32. They are updated in float32 and rounded stochastically (reproducibly, from the seed), so
-    that updates below their resolution count.
+    gradients; pulls and gradients of all others are float32. bfloat16 and float16 rows are updated in float32
+    and rounded stochastically (reproducibly, from the seed), so that updates below their resolution count.
+
+    ``state_dtype`` is the dtype of the optimizer's state: by default float32, or float64 of a float64 table;
+    or ``"bfloat16"``, which is rounded as rows are, by random numbers of its own. A float64 table refuses it,
+    and so does ``adagrad_decay``, which counts in its state. float16 would not have the range of squares.
 
     ``admission`` decides which keys get a row. ``{"name": "counter", "filter_freq": n}``: keys that occurred
     n times in pushed batches, duplicates included. ``{"name": "cbf", "filter_freq": n, "max_element_size": m,
@@ -115,13 +119,20 @@ class TableSpec:
     nonfinite_gradients: str = "refuse"
     admission: Mapping[str, Any] | None = None
     eviction: Sequence[Mapping[str, Any]] = ()
+    state_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        # The default has one form, which servers of earlier versions know: none.
+        if self.state_dtype == ("float64" if self.dtype == "float64" else "float32"):
+            object.__setattr__(self, "state_dtype", None)
 
     def to_json(self) -> str:
         """Return the specification as a JSON object; ``SpecError`` if a value has no JSON form."""
         where = f"table {self.name!r}"
         fields = dict(vars(self))
-        if self.admission is None:
-            del fields["admission"]
+        for name in ("admission", "state_dtype"):
+            if fields[name] is None:
+                del fields[name]
         for name in {"optimizer", "initializer", "admission"} & fields.keys():
             fields[name] = _mapping(where, name, fields[name])
         policies = fields.pop("eviction")

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,25 +141,35 @@ def programs() -> str:
 
 
 def metrics() -> str:
-    """The metrics of a parameter server, from the page of a server with everything switched on."""
-    from oe_runtime.server import metrics as served
+    """The metrics of a parameter server and of a serving process, from pages with everything switched on."""
+    from oe_runtime.server import metrics as server
+    from oe_runtime.serving import metrics as serving
 
-    page = served.text(_STATISTICS, now=1_000_000.0)
-    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+    model: Any = SimpleNamespace(version=1, unavailable="", freshness=1.0, seconds_behind=0.0)
     lines = [
         "# Metrics",
         "",
         "A parameter server started with `--metrics-port` serves these at `/metrics`. Some appear only where",
         "they mean something: with pools, a cache, drives, admission, eviction, several workers.",
         "",
-        "| Metric | Type | Labels | Meaning |",
-        "|---|---|---|---|",
+        *_metrics_table(server.text(_STATISTICS, now=1_000_000.0)),
+        "",
+        "`python -m oe_runtime.serve` serves these at `/metrics` and `/monitoring/prometheus/metrics` of its",
+        "port for HTTP:",
+        "",
+        *_metrics_table(serving.text(_SERVING, model)),
     ]
+    return "\n".join([*lines, ""])
+
+
+def _metrics_table(page: str) -> list[str]:
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+    lines = ["| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
     for name, what in re.findall(r"^# HELP (\S+) (.*)$", page, re.MULTILINE):
         samples = re.findall(rf"^{name}(?:_bucket)?{{(.*?)}} ", page, re.MULTILINE)
         labels = sorted({label for sample in samples for label in re.findall(r"(\w+)=", sample)})
         lines.append(f"| `{name}` | {kinds[name]} | {', '.join(f'`{x}`' for x in labels)} | {_cell(what)} |")
-    return "\n".join([*lines, ""])
+    return lines
 
 
 _COUNTS = dict.fromkeys(("hits", "misses", "rows", "bytes", "evictions", "write_backs"), 1)
@@ -205,6 +216,14 @@ _STATISTICS: dict[str, Any] = {
     ],
     "times": {"pull": _TIMES, "push": _TIMES, "queue_wait": _TIMES},
     "saved": 1.0,
+}
+_SERVING: dict[str, Any] = {
+    "requests": {"POST": {"200": 1}},
+    "examples": 1,
+    "in_progress": 0,
+    "traffic": {"bytes_in": 1, "bytes_out": 1},
+    "connections": {"open": 1, "accepted": 1, "closed": {"refused": 0, "displaced": 0, "late": 0}},
+    "times": {"answer": _TIMES},
 }
 
 

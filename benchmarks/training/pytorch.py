@@ -37,7 +37,9 @@ def main() -> int:
         prog="python benchmarks/training torch", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS)
-    parser.add_argument("--dims", type=int, nargs="+", default=[9, 64])
+    parser.add_argument(
+        "--dims", type=int, nargs="+", help="9 and 64; with --turns 16 and 64, as FBGEMM's are"
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[40_000, 10**6], help="a field")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--batch-size", type=int, default=4096)
@@ -57,6 +59,7 @@ def main() -> int:
         return worker(**json.loads(options.worker))
     if options.turns_worker:
         return pytorch_turns.worker(**json.loads(options.turns_worker))
+    options.dims = options.dims or ([16, 64] if options.turns else [9, 64])
     if options.turns and importlib.util.find_spec("torch") is not None:
         return pytorch_turns.main(options.dims, options.rows[0], options.batch_size, options.rounds)
     if not options.report:

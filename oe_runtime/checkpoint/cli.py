@@ -22,6 +22,7 @@ from oe_runtime.checkpoint.remote import Mirror
 from oe_runtime.checkpoint.saved import Saved, checkpoints_at, describe_storage
 from oe_runtime.checkpoint.verification import fields, problems_of, verify
 from oe_runtime.errors import CheckpointError, OeError
+from oe_runtime.spec import DTYPES, STATE_DTYPES
 from oe_runtime.support import remote_files
 from oe_runtime.support.argument_types import count
 
@@ -107,7 +108,7 @@ def _show(found: Mapping[str, Any]) -> Iterable[str]:
         for table in found["tables"]:
             total = str(table["rows"]) + (f" (-{table['tombstones']})" if table["increment"] else "")
             formats = ",".join(map(str, table["formats"]))
-            sizes = (table["dim"], table["dtype"], total, table["servers"], table["bytes"], formats)
+            sizes = (table["dim"], _dtypes(table), total, table["servers"], table["bytes"], formats)
             rows.append(tuple(map(str, (table["name"], *sizes, *map(_flat, _two(table))))))
         yield from _columns(rows)
         for name, size in found["other_files"].items():
@@ -123,6 +124,11 @@ def _two(spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]
     return spec["optimizer"], spec["initializer"]
 
 
+def _dtypes(spec: Mapping[str, Any]) -> str:
+    state = f" (state {spec['state_dtype']})" if "state_dtype" in spec else ""
+    return f"{spec['dtype']}{state}"
+
+
 def _flat(settings: Mapping[str, Any]) -> str:
     values = ", ".join(f"{name} {value:g}" for name, value in settings.items() if name != "name")
     return f"{settings['name']} ({values})" if values else str(settings["name"])
@@ -130,7 +136,7 @@ def _flat(settings: Mapping[str, Any]) -> str:
 
 def _spec(spec: Mapping[str, Any]) -> str:
     index = spec["index"] + (f" of {spec['input_dim']} keys" if spec["index"] == "array" else "")
-    return f"dim {spec['dim']}, {spec['dtype']}, {index}, " + ", ".join(map(_flat, _two(spec)))
+    return f"dim {spec['dim']}, {_dtypes(spec)}, {index}, " + ", ".join(map(_flat, _two(spec)))
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
@@ -212,12 +218,15 @@ def _show_diff(found: Mapping[str, Any]) -> Iterable[str]:
 # ---- reshard
 
 
-def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
+def reshard(
+    path: Path, servers: int, output: Path | None = None, *, dtype: str = "", state_dtype: str = ""
+) -> Path:
     """Publish a checkpoint again, with its tables as `servers` servers would save them; return its path.
 
-    Goes under `output`, or beside the old one as a newer checkpoint of the same step. Increments become
-    complete. The old checkpoint stays. Raises CheckpointError for one with problems or without rows; nothing
-    is published then.
+    With `dtype` and `state_dtype`, the tables' rows and optimizer's states get these dtypes. Goes under
+    `output`, or beside the old one as a newer checkpoint of the same step. Increments become complete. The
+    old checkpoint stays. Raises CheckpointError for one with problems or without rows; nothing is published
+    then.
     """
     if not 1 <= servers <= MOST_SERVERS:
         raise CheckpointError(f"{servers} servers are not between 1 and {MOST_SERVERS}")
@@ -239,7 +248,8 @@ def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
             shutil.copyfile(path / name, target / name)
         tables: list[dict[str, Any]] = []
         for name in saved.files:
-            written = json.loads(_core.reshard_table(saved.chains(name), name, str(target), servers))
+            chains = saved.chains(name)
+            written = json.loads(_core.reshard_table(chains, name, str(target), servers, dtype, state_dtype))
             tables += [{key: entry[key] for key in _ENTRY} for entry in written]
         kept = {key: manifest[key] for key in manifest if key not in ("format", "step", "base", "files")}
         return {**kept, "tables": tables}
@@ -279,6 +289,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("reshard", help="rewrite a checkpoint for another number of servers")
     command.add_argument("path", type=_place)
     command.add_argument("--servers", type=int, required=True)
+    command.add_argument("--dtype", default="", choices=DTYPES, help="of the rows; default: as they are")
+    command.add_argument("--state-dtype", default="", choices=STATE_DTYPES, help="of the optimizer's state")
     command.add_argument("--output", type=_place)
     command.add_argument("--json", action="store_true")
     return parser
@@ -303,7 +315,8 @@ def _run(options: argparse.Namespace, mirror: Mirror) -> int:
         if remote:
             raise CheckpointError(f"{remote[0]}: reshard writes to a local directory; name one with --output")
         output = None if options.output is None else Path(options.output)
-        path = reshard(mirror.newest(options.path), options.servers, output)
+        dtypes = {"dtype": options.dtype, "state_dtype": options.state_dtype}
+        path = reshard(mirror.newest(options.path), options.servers, output, **dtypes)
         found, lines, code = {"path": str(path)}, [f"wrote {path}"], 0
     print(mirror.with_urls(json.dumps(found) if options.json else "\n".join(lines)), flush=True)
     return code

@@ -25,19 +25,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import unquote
 
 from oe_runtime.errors import CheckpointError
 from oe_runtime.support import durable
 
+T = TypeVar("T")
+
 FORMAT = 1
 MANIFEST = "manifest.json"
+_SMALL = 16 << 20  # bytes
 _LARGEST_MANIFEST = 64 << 20  # bytes
 _NAME = re.compile(
     r"step-(\d{10})(?:\.(\d+))?"
 )  # step-0000001000, and .1 when that step is written once more
 _PARTIAL = ".partial-"
+_PIN = "pinned-"
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,12 @@ def publish(
 ) -> Path:
     """Publish the files that `write` makes as the checkpoint of `step`; return its path.
 
-    `write(path)` fills the empty directory `path` and returns additional fields for the manifest. The `keep`
-    newest checkpoints stay, with `spare` and all bases of these; older ones are removed. A second checkpoint
-    of the same step is newer than the first. `base` is the checkpoint in the same directory that this
-    increment builds on (``Client.save`` with ``since``). Waits up to `patience` seconds for another process
-    that publishes there.
+    `write(path)` fills the empty directory `path` and returns additional fields for the manifest. The files
+    of its `tables`, which are entries of ``Client.save``, are durable already. The `keep` newest checkpoints
+    stay, with `spare`, those that are pinned, and all bases of these; older ones are removed. A second
+    checkpoint of the same step is newer than the first. `base` is the checkpoint in the same directory that
+    this increment builds on (``Client.save`` with ``since``). Waits up to `patience` seconds for another
+    process that publishes there.
 
     Raises CheckpointError when the file system refuses or another process still publishes there; errors of
     `write` pass through. In both cases nothing is published and earlier checkpoints are untouched.
@@ -123,21 +130,25 @@ def _publish(
         if reserved := {"format", "step", "base", "files"} & extra.keys():
             raise ValueError(f"the manifest has {sorted(reserved)} of its own")
         names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
-        with ThreadPoolExecutor() as pool:
-            sums = list(pool.map(lambda name: _sync_and_sum(partial / name), names))
+        folders = [partial, *(p for p in partial.rglob("*") if p.is_dir())]
+        synced = _synced(extra)
+        sums = map_files(_sum, [partial / name for name in names])
         manifest = {
             "format": FORMAT,
             "step": step,
-            **({"base": {"name": base.name, "sha256": _sum(base / MANIFEST)[1]}} if base else {}),
+            **(
+                {"base": {"name": base.name, "sha256": _digest(base, stamp(base / MANIFEST))}} if base else {}
+            ),
             "files": {
                 n: {"bytes": size, "sha256": digest} for n, (size, digest) in zip(names, sums, strict=True)
             },
             **extra,
         }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        durable.sync(partial / MANIFEST)
-        for folder in {partial, *(p for p in partial.rglob("*") if p.is_dir())}:
-            durable.sync(folder)
+        # With an indent it would be written 30 times slower.
+        (partial / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
+        with ThreadPoolExecutor() as pool:  # at once, because a file system commits them together
+            files = [partial / name for name in (*names, MANIFEST) if name not in synced]
+            list(pool.map(durable.sync, (*files, *folders)))
         partial.rename(final)
         durable.sync(directory)
     except OSError as error:
@@ -222,36 +233,52 @@ def chain(path: Path) -> list[Path]:
     return [part for part, _ in links(path)]
 
 
-def links(path: Path, known: Sequence[tuple[Path, str]] = ()) -> list[tuple[Path, str]]:
-    """Return the same, each with the SHA-256 of its manifest.
-
-    `known` is an earlier result, which is not read again where `path` follows it.
-    """
-    found = read(path)
+def links(path: Path) -> list[tuple[Path, str]]:
+    """Return the same, each with the SHA-256 of its manifest. Reads a manifest once, however often asked."""
+    below = _base(path, stamp(path / MANIFEST))
     try:
-        parts = [(path, _sum(path / MANIFEST)[1])]
+        parts = [(path, _digest(path, stamp(path / MANIFEST)))]
     except OSError as error:
         raise CheckpointError(f"{path} is not a checkpoint: {MANIFEST}: {error.strerror}") from error
-    while (base := found.base) is not None:
-        wanted = found.manifest["base"]["sha256"]
-        if known and known[-1] == (base, wanted):
-            return [*known, *parts]
+    while below is not None:
+        above, base = parts[0][0], path.parent / below["name"]
         try:
-            digest = _sum(base / MANIFEST)[1]
+            digest = _digest(base, stamp(base / MANIFEST))
         except OSError as error:
             raise CheckpointError(
-                f"{found.path} is an increment on {base}, which is missing: {error.strerror}"
+                f"{above} is an increment on {base}, which is missing: {error.strerror}"
             ) from error
-        if digest != wanted:
+        if digest != below["sha256"]:
             raise CheckpointError(
-                f"{found.path} is an increment on another {base} than the one there: the SHA-256 of its "
-                f"{MANIFEST} is not {wanted}"
+                f"{above} is an increment on another {base} than the one there: the SHA-256 of its "
+                f"{MANIFEST} is not {below['sha256']}"
             )
         if any(base == part for part, _ in parts):
             raise CheckpointError(f"{path} is an increment on itself, through {base}")
         parts.insert(0, (base, digest))
-        found = read(base)
+        below = _base(base, stamp(base / MANIFEST))
     return parts
+
+
+def stamp(path: Path) -> object:
+    """Return what differs when the file at `path`, or a directory's names, are others; None if it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=10_000)
+def _base(path: Path, _stamp: object) -> Mapping[str, str] | None:
+    """Return the base of the checkpoint at `path`, whose manifest has the stamp."""
+    return read(path).manifest.get("base")
+
+
+@lru_cache(maxsize=10_000)
+def _digest(path: Path, _stamp: object) -> str:
+    """Return the SHA-256 of the manifest, which has the stamp."""
+    return _sum(path / MANIFEST)[1]
 
 
 def problems(found: Checkpoint) -> Iterator[str]:
@@ -285,17 +312,36 @@ def published(directory: Path) -> list[Path]:
     return []
 
 
+def pin(path: Path, step_file: Path) -> None:
+    """Let `publish` keep the checkpoint at `path` as long as `step_file` names its step. Raises OSError."""
+    mark = path / f"{_PIN}{hashlib.sha256(os.fsencode(step_file.absolute())).hexdigest()[:16]}"
+    if not mark.exists():
+        mark.write_text(f"{step_file.absolute()}\n", encoding="utf-8")
+
+
+def _is_pinned(path: Path) -> bool:
+    for mark in path.glob(f"{_PIN}*"):
+        with contextlib.suppress(OSError, ValueError):  # the step file is gone, or names no step
+            step_file = Path(mark.read_text(encoding="utf-8").removesuffix("\n"))
+            if int(step_file.read_text(encoding="utf-8")) == _order(path)[0]:
+                return True
+    return False
+
+
 def _unneeded(directory: Path, keep: int, spare: Path | None) -> list[Path]:
-    """Return all checkpoints except the newest, `spare`, and the bases of these."""
+    """Return all checkpoints except the newest, `spare`, pinned ones, and the bases of these."""
 
     def base(name: str) -> str | None:
         with contextlib.suppress(CheckpointError):  # a damaged one needs nothing
-            if (found := read(directory / name).base) is not None:
-                return found.name
+            if found := _base(directory / name, stamp(directory / name / MANIFEST)):
+                return found["name"]
         return None
 
-    names = [path.name for path in published(directory)]
-    needed = names[-keep:] if spare is None else [*names[-keep:], spare.name]
+    there = published(directory)
+    names = [path.name for path in there]
+    needed = [*names[-keep:], *(path.name for path in there if _is_pinned(path))]
+    if spare is not None:
+        needed.append(spare.name)
     return [directory / name for name in unneeded(names, needed, base)]
 
 
@@ -344,6 +390,26 @@ def _sum(file: Path, expected: int | None = None) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _sync_and_sum(file: Path) -> tuple[int, str]:
-    durable.sync(file)
-    return _sum(file)
+def map_files(work: Callable[[Path], T], files: Sequence[Path]) -> list[T]:
+    """Return what `work` returns for each file. Small files get no threads, which take longer to begin."""
+    sizes = [0]
+    with contextlib.suppress(OSError):  # `work` says what is wrong with it
+        sizes = [file.stat().st_size for file in files]
+    if sum(sizes) < _SMALL:
+        return [work(file) for file in files]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(work, files))
+
+
+def find_table_files(directory: Path) -> dict[str, list[Path]]:
+    """Return the table files in a directory by table, as their names say: server-0-of-1.TABLE.oet."""
+    found: dict[str, list[Path]] = {}
+    for file in sorted(directory.glob("*.oet")):
+        found.setdefault(unquote(file.name.split(".")[1]), []).append(file)
+    return found
+
+
+def _synced(extra: Mapping[str, Any]) -> set[str]:
+    """Return the files that are durable already: those that the core says it saved."""
+    entries = extra.get("tables", ())
+    return {part["file"] for entry in entries for part in (entry, entry.get("filter")) if part}

@@ -95,6 +95,17 @@ def values(model: Any) -> dict[str, NDArray[Any]]:
     return {**variables, **{_OF_ROWS + name: value for name, value in of_rows.items()}}
 
 
+def weights(model: Any) -> dict[str, NDArray[Any]]:
+    """Return copies of the model's own variables, as `values` names them."""
+    return {name: np.array(variable.numpy()) for name, variable in model_variables(model).items()}
+
+
+def model_variables(model: Any) -> dict[str, Any]:
+    """Return the variables of `named_variables` that are not the optimizer's."""
+    named = named_variables(model)
+    return {name: variable for name, variable in named.items() if name.startswith(_MODEL)}
+
+
 def save(model: Any, directory: Path) -> Path:
     """Write `directory`/dense.npz (arrays by name, no pickle) and return its path."""
     return write(values(model), directory)

@@ -11,7 +11,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope  # it has 
 
 from oe_runtime.keras import feed, matrices
 from oe_runtime.keras.backends import backend
-from oe_runtime.keras.served import Table
+from oe_runtime.keras.served import Settings, Table
 from oe_runtime.keras.table_variable import are_listed, table_variable, trained, without_tables
 from oe_runtime.keras.translate import check_constraint, check_regularizer, table_initializer
 from oe_runtime.spec import DTYPES, TableSpec
@@ -38,8 +38,8 @@ class TableLayer(_Layer):  # type: ignore[misc]
     `embeddings_constraint` is ignored, otherwise refused.
 
     ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
-    (output_dim,). Rows have the policy's variable dtype: float32, float64, bfloat16 or float16, the last two
-    with the optimizer's state in float32 (`oe_runtime.TableSpec`).
+    (output_dim,). Rows have the policy's variable dtype: float32, float64, bfloat16 or float16. `state_dtype`
+    is that of the optimizer's state: "bfloat16", or by default distributed_model's (`oe_runtime.TableSpec`).
     """
 
     _library: Any  # keras or tf_keras
@@ -59,6 +59,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
         explicit: bool = True,
         admission: Mapping[str, Any] | None = None,
         eviction: Sequence[Mapping[str, Any]] = (),
+        state_dtype: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -96,6 +97,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
         self.embeddings_initializer = self._library.initializers.get(embeddings_initializer)
         self.admission = dict(admission) if admission is not None else None
         self.eviction = [dict(policy) for policy in eviction]
+        self.state_dtype = state_dtype
         self.initializer_spec(0)
         # The table's first rows, in place of the initializer's.
         self.first_rows: Any = matrices.matrix_of(self.embeddings_initializer, self)
@@ -127,19 +129,18 @@ class TableLayer(_Layer):  # type: ignore[misc]
             initializer = keras.initializers.Zeros()  # every row is assigned
         return table_initializer(initializer, seed, self.name, self.input_dim, self.output_dim)
 
-    def table_spec(
-        self, name: str, optimizer: dict[str, Any], seed: int, nonfinite_gradients: str
-    ) -> TableSpec:
+    def table_spec(self, name: str, optimizer: dict[str, Any], settings: Settings) -> TableSpec:
         """Return the specification of this layer's table."""
         return TableSpec(
             name=name,
             dim=self.output_dim,
             dtype=self.variable_dtype,
+            state_dtype=self.state_dtype or settings.state_dtype,
             index="hash" if self.input_dim == -1 else "array",
             input_dim=max(self.input_dim, 0),
             optimizer=optimizer,
-            initializer=self.initializer_spec(seed),
-            nonfinite_gradients=nonfinite_gradients,
+            initializer=self.initializer_spec(settings.seed),
+            nonfinite_gradients=settings.nonfinite_gradients,
             admission=self.admission,
             eviction=self.eviction,
         )
@@ -286,6 +287,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
             "mask_zero": self.mask_zero,
             "admission": self.admission,
             "eviction": self.eviction,
+            "state_dtype": self.state_dtype,
         }
 
 

@@ -25,13 +25,17 @@ from oe_runtime.keras.translate import expected_row_value
 from oe_runtime.model_description import FILE, Description, Lookup, Tensor
 from oe_runtime.support.directories import replacing
 
+INT8 = "int8"
+
 # Bytes of rows per request.
 _PIECE = 64 << 20
 
 
-def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool) -> Path:
+def save_as_original_model(
+    model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool, rows: str | None = None
+) -> Path:
     """Write `model` with the rows of its `tables` as a SavedModel; see the method of `WithTables`."""
-    original = with_rows_inside(model, tables, _SortedRows)
+    original = with_rows_inside(model, tables, rows)
     return publish(path, lambda place: original.export(place, verbose=False), overwrite)
 
 
@@ -85,9 +89,7 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
         with feeding(Supply(plan.layers, parts)):
             return _named_outputs(model(inputs, training=False))
 
-    named = {
-        name: variable for name, variable in dense.named_variables(model).items() if name.startswith("model/")
-    }
+    named = dense.model_variables(model)
     module = tf.Module()
     # Signatures, because TensorFlow takes milliseconds to check arguments of other restored functions.
     signatures = {"forward": tf.function(forward, input_signature=[sizes, *rows, *numbered], autograph=False)}
@@ -132,10 +134,12 @@ def _named_outputs(outputs: Any) -> dict[str, Any]:
     return {f"output_{i}": output for i, output in enumerate(keras.tree.flatten(outputs))}
 
 
-def with_rows_inside(model: Any, tables: Mapping[str, Table], any_id: Callable[..., Any]) -> Any:
-    """Return a plain model with the rows in its layers; `any_id` makes the layer of a table of any id."""
+def with_rows_inside(model: Any, tables: Mapping[str, Table], precision: str | None = None) -> Any:
+    """Return a plain model with the rows in its layers: as trained, or of `precision`."""
+    if precision not in (None, INT8):
+        raise ValueError(f"rows={precision!r} is not known; rows of an export are as trained, or '{INT8}'")
     library = model.served.library
-    array = _all_rows(library)
+    array, inside = _all_rows(library), _rows_inside(library)
     by_layer = {id(layer): tables[name] for name, layer in model.served.layers.items()}
     filled: list[tuple[Any, Table]] = []
 
@@ -144,50 +148,62 @@ def with_rows_inside(model: Any, tables: Mapping[str, Table], any_id: Callable[.
             return None
         table = by_layer[id(layer)]
         shared = {"name": layer.name, "dtype": layer.dtype_policy.name, "mask_zero": layer.mask_zero}
-        if table.spec.index == "array":
+        if table.spec.index == "array" and precision is None:
             new = array(layer.input_dim, layer.output_dim, "zeros", **shared)
             filled.append((new, table))
             return new
-        return any_id(table, **shared)
+        if table.spec.index == "array":
+            pieces = [_scaled(table, keys, table.rows(keys)) for keys in _all_keys(table)]
+            return inside(None, *map(np.concatenate, zip(*pieces, strict=True)), **shared)
+        keys, rows = _sorted_rows(table)
+        values = (rows,) if precision is None else _scaled(table, keys, rows)
+        return inside(keys, *values, default=_default_value(table), **shared)
 
     inputs, outputs = clone(model, replace, library)
     for layer, table in filled:
         rows = _variable(layer.embeddings)
-        step = max(1, _PIECE // (4 * table.spec.dim))
-        for begin in range(0, table.spec.input_dim, step):
-            keys = np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
-            rows[begin : begin + len(keys)].assign(tf.cast(table.rows(keys), rows.dtype))
+        for keys in _all_keys(table):
+            rows[keys[0] : keys[-1] + 1].assign(tf.cast(table.rows(keys), rows.dtype))
     return library.Model(inputs, outputs, name=model.name)
 
 
-def sorted_rows(table: Table) -> tuple[Any, Any, float]:
-    """Return the keys of a table of any id, ascending, their rows, and the value for all other ids."""
+def _all_keys(table: Table) -> Iterator[Any]:
+    """Yield the keys of a table of ids in [0, input_dim), in pieces."""
+    step = max(1, _PIECE // (4 * table.spec.dim))
+    for begin in range(0, table.spec.input_dim, step):
+        yield np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
+
+
+def _scaled(table: Table, keys: Any, rows: Any) -> tuple[Any, Any]:
+    """Return rows as int8 and the scale of each, by which they are to be multiplied: 1/127 of its largest."""
+    rows = np.asarray(rows, np.float32)
+    most = np.abs(rows).max(axis=1)
+    for key in keys[~np.isfinite(most)]:
+        raise ValueError(
+            f"table '{table.spec.name}': the row of id {key} has a value that is not finite, which int8 "
+            "cannot hold; nothing was written"
+        )
+    scales = most / np.float32(127)
+    return np.rint(rows / np.where(scales > 0, scales, 1)[:, None]).astype(np.int8), scales
+
+
+def _default_value(table: Table) -> float:
+    """Return the value for ids that a table of any id does not have."""
     admission = table.spec.admission
-    default = (
-        expected_row_value(table.spec.initializer)
-        if admission is None
-        else float(admission.get("default_value", 0.0))
-    )
+    if admission is None:
+        return expected_row_value(table.spec.initializer)
+    return float(admission.get("default_value", 0.0))
+
+
+def _sorted_rows(table: Table) -> tuple[Any, Any]:
+    """Return the keys of a table of any id, ascending, and their rows."""
     keys, rows = table.client.export_rows(table.number)
     keys = np.asarray(keys).view(np.int64)
     order = np.argsort(keys)
     keys, rows = keys[order], np.asarray(rows)[order]
     if not len(keys):  # the search needs at least one key
-        keys, rows = np.zeros(1, np.int64), np.full((1, table.spec.dim), default, rows.dtype)
-    return keys, rows, default
-
-
-def search(ids: Any, keys: Any, rows: Any, default: float) -> Any:
-    """Return the rows of ids from the tensors of `sorted_rows`: ids.shape + (dim,)."""
-    ids = _as_keys(ids)
-    flat = tf.reshape(ids, [-1])
-    places = tf.minimum(tf.searchsorted(keys, flat), tf.size(keys) - 1)
-    known = tf.equal(tf.gather(keys, places), flat)
-    found = tf.where(known[:, None], tf.gather(rows, places), default)
-    dim = rows.shape[1]
-    found = tf.reshape(found, tf.concat([tf.shape(ids), [dim]], 0))
-    found.set_shape((*ids.shape, dim))
-    return found
+        keys, rows = np.zeros(1, np.int64), np.full((1, table.spec.dim), _default_value(table), rows.dtype)
+    return keys, rows
 
 
 def _all_rows(library: Any) -> Callable[..., Any]:
@@ -215,39 +231,71 @@ def _as_keys(ids: Any) -> Any:
     return tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
 
 
-class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
-    """The rows of a table of any id in pure TensorFlow: a binary search among the sorted keys."""
+def _rows_inside(library: Any) -> Callable[..., Any]:
+    """Return the class of a layer of the rows of a table, in pure TensorFlow.
 
-    def __init__(self, table: Table, *, mask_zero: bool, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.autocast = False
-        self.mask_zero = mask_zero
-        self.supports_masking = mask_zero
-        self._dim = table.spec.dim
-        keys, rows, self._default = sorted_rows(table)
-        self.keys = self.add_weight(
-            shape=keys.shape, dtype="int64", initializer="zeros", trainable=False, name="keys"
-        )
-        self.rows = self.add_weight(
-            shape=rows.shape,
-            dtype=rows.dtype.name,
-            initializer="zeros",
-            trainable=False,
-            autocast=False,
-            name="rows",
-        )
-        self.keys.assign(keys)
-        self.rows.assign(rows)
-        self.built = True
+    Of sorted keys and a binary search among them, or, without keys, of all ids in [0, input_dim). The rows
+    are as they are, or to be multiplied by a scale each.
+    """
+    autocast = "autocast" if library is keras else "experimental_autocast"
 
-    def build(self, input_shape: Any = None) -> None:
-        """Build nothing."""
+    class RowsInside(library.layers.Layer):  # type: ignore[misc]
+        def __init__(
+            self,
+            keys: Any,
+            rows: Any,
+            scales: Any = None,
+            *,
+            default: float = 0.0,
+            mask_zero: bool,
+            **kwargs: Any,
+        ) -> None:
+            super().__init__(autocast=False, **kwargs)
+            self.mask_zero = self.supports_masking = mask_zero
+            self._default = default
+            self.rows = self._constant("rows", rows)
+            self.keys = None if keys is None else self._constant("keys", keys)
+            self.scales = None if scales is None else self._constant("scales", scales)
+            self.built = True
 
-    def call(self, inputs: Any) -> Any:
-        return tf.cast(search(inputs, self.keys.value, self.rows.value, self._default), self.compute_dtype)
+        def _constant(self, name: str, values: Any) -> Any:
+            weight = self.add_weight(
+                name=name,
+                shape=values.shape,
+                dtype=values.dtype.name,
+                initializer="zeros",
+                trainable=False,
+                **{autocast: False},
+            )
+            weight.assign(values)
+            return weight
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+        def build(self, input_shape: Any = None) -> None:
+            """Build nothing."""
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return (*input_shape, self._dim)
+        def call(self, inputs: Any) -> Any:
+            ids = _as_keys(inputs)
+            if self.keys is None:
+                return tf.cast(self._gather(ids), self.compute_dtype)
+            keys, flat = _variable(self.keys), tf.reshape(ids, [-1])
+            places = tf.minimum(tf.searchsorted(keys, flat), tf.size(keys) - 1)
+            known = tf.equal(tf.gather(keys, places), flat)
+            found = tf.where(known[:, None], self._gather(places), self._default)
+            dim = self.rows.shape[1]
+            found = tf.reshape(found, tf.concat([tf.shape(ids), [dim]], 0))
+            found.set_shape((*ids.shape, dim))
+            return tf.cast(found, self.compute_dtype)
+
+        def _gather(self, places: Any) -> Any:
+            rows = tf.gather(_variable(self.rows), places)
+            if self.scales is None:
+                return rows
+            return tf.cast(rows, tf.float32) * tf.gather(_variable(self.scales), places)[..., None]
+
+        def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+            return getattr(library, "ops", tf).not_equal(inputs, 0) if self.mask_zero else None
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "mask_zero": self.mask_zero}
+
+    return RowsInside

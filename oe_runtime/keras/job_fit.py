@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oe_runtime.keras.callback_state import CallbackStates
 from oe_runtime.keras.dense import is_built
 from oe_runtime.keras.job_state import KerasScriptState
+from oe_runtime.run.callback_state import CallbackStates
 from oe_runtime.run.position import Position
 
 if TYPE_CHECKING:
@@ -159,12 +159,7 @@ class FitPart:
         """Note the position and the epoch's figures, of which callbacks get the means over the workers."""
         assert self._course is not None  # noqa: S101 - in fit
         state: Any = self._course.state
-        if (unsaved := state.callbacks.unsaved()) and not self._session.told_of_callbacks:
-            self._session.told_of_callbacks = True
-            self._session.screen.say(
-                f"warning: {', '.join(unsaved)} of fit's callbacks is no number or text: after a resume, "
-                "such callbacks begin anew"
-            )
+        self._session.warn_of_callbacks(state.callbacks.unsaved())
         figures.update(self._course.end_epoch(epoch, figures))
 
     def stop_here(self) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.keras import dense
-from oe_runtime.keras.callback_state import CallbackStates
 from oe_runtime.keras.model_settings import keras_settings
 from oe_runtime.keras.translate import table_optimizer
+from oe_runtime.run.callback_state import CallbackStates
 from oe_runtime.run.ranks import Ranks
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.spec import TableSpec
@@ -36,6 +36,10 @@ class KerasState:
     def values(self) -> dict[str, NDArray[Any]]:
         """See DenseState."""
         return dense.values(self._model)
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """See DenseState."""
+        return dense.weights(self._model)
 
     def write(self, arrays: Mapping[str, NDArray[Any]], directory: Path) -> None:
         """See DenseState."""

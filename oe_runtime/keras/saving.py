@@ -11,8 +11,8 @@ import os
 import warnings
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
+from oe_runtime import checkpoint
 from oe_runtime.keras import backends, dense, exb
 from oe_runtime.support.directories import published
 
@@ -53,8 +53,7 @@ def load_weights(model: Any, filepath: _Path) -> None:
     model.served.loaded = None
     later = model.compiled and not dense.is_built(model) and backends.NAME == "tensorflow"
     arrays = dense.read_file(path) if later else dense.read(model, path)
-    # server-0-of-1.TABLE.oet
-    if saved := {unquote(file.name.split(".")[1]) for file in path.glob("*.oet")}:
+    if saved := set(checkpoint.find_table_files(path)):
         prefix = model.served.settings.name_prefix
         here, there = ({name.removeprefix(prefix) for name in names} for names in (model.tables, saved))
         if here != there and all(name.startswith(prefix) for name in saved):

@@ -39,6 +39,7 @@ class Settings:
     micro_batches: int = 1
     in_worker: Sequence[str] = ()
     fresh: bool | None = None
+    state_dtype: str | None = None
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,9 @@ def connect(served: Served) -> Served:
                     stacklevel=5,
                 )
     client = Client.in_process()
-    settings = served.settings
     tables = {}
     for name, layer in served.layers.items():
-        spec = layer.table_spec(name, {"name": "sgd"}, settings.seed, settings.nonfinite_gradients)
+        spec = layer.table_spec(name, {"name": "sgd"}, served.settings)
         tables[name] = Table(client, client.create_table(spec), spec, until_compile=True)
         if layer.first_rows is not None:
             tables[name].assign(layer.first_rows)

@@ -26,6 +26,7 @@ class ModelOptions:
     interaction: str
     precision: str
     row_precision: str
+    state_precision: str
     index: str
     admission: dict[str, Any] | None
     eviction: list[dict[str, Any]]
@@ -40,8 +41,9 @@ class ModelOptions:
 
         Raises DataError for its schema, and KeyError for what is missing.
         """
+        config = {"state_precision": "float32", **config}  # of runs of earlier versions
         values = {one.name: config[one.name] for one in fields(cls) if one.name != "schema"}
-        schema = CRITEO  # of runs of earlier versions
+        schema = CRITEO  # of theirs
         if "schema" in config:
             schema = row_schema.parse(config["schema"], f"{where}: schema")
         return cls(schema, **values)

@@ -89,18 +89,19 @@ def _train(session: Session, options: Options) -> None:
     assert session.course is not None  # noqa: S101 - train
     session.stop.limit(0, None)  # no more waits for other workers
     if options.export is not None and not options.rank:
-        _export(session, options.export, model, session.course.saved)
+        _export(session, options.export, options, model, session.course.saved)
 
 
-def _export(session: Session, path: Path, model: Any, saved: RunCheckpoint | None) -> None:
+def _export(session: Session, path: Path, options: Options, model: Any, saved: RunCheckpoint | None) -> None:
     assert session.directory is not None  # noqa: S101 - open
+    rows = None if options.export_rows == "trained" else options.export_rows
     try:
-        export(model, path)
+        export(model, path, rows)
     except ServerLost as error:  # the other workers have left, so nobody can go back together
         if saved is None or saved.pool is not None:
             raise
         session.screen.say(f"{str(error).partition(';')[0]}; exporting the rows of {saved.path} instead")
-        export(model, path, rows_of=saved.path)
+        export(model, path, rows, rows_of=saved.path)
     session.exported = path
     session.directory.event("export", path=str(path))
     session.screen.say(f"exported a SavedModel to {path}")

@@ -30,10 +30,11 @@ _SERVED_ROWS = 2
 _MOST_IDS = 1 << 62  # more: 64-bit hashes, for tables without a place for each id
 
 
-def export(model: Any, path: Path, *, rows_of: Path | None = None) -> None:
+def export(model: Any, path: Path, rows: str | None = None, *, rows_of: Path | None = None) -> None:
     """Write a SavedModel for plain TensorFlow; one at `path` stays until the new one is complete.
 
-    `rows_of`: take the rows from the files of this checkpoint, and ask no server.
+    `rows`: see save_as_original_model. `rows_of`: take them from the files of this checkpoint, and ask no
+    server.
     """
     new, old = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
     try:
@@ -42,9 +43,9 @@ def export(model: Any, path: Path, *, rows_of: Path | None = None) -> None:
         if not hasattr(model, "served"):
             model.export(new, verbose=False)
         elif rows_of is None:
-            model.save_as_original_model(new)
+            model.save_as_original_model(new, rows=rows)
         else:
-            _save_with_rows(model, new, rows_of)
+            _save_with_rows(model, new, rows_of, rows)
         if path.exists():
             path.rename(old)
         durable.rename(new, path)
@@ -56,7 +57,7 @@ def export(model: Any, path: Path, *, rows_of: Path | None = None) -> None:
         raise
 
 
-def _save_with_rows(model: Any, path: Path, rows_of: Path) -> None:
+def _save_with_rows(model: Any, path: Path, rows_of: Path, rows: str | None) -> None:
     from oe_runtime.keras.export import save_as_original_model
     from oe_runtime.keras.served import Table
 
@@ -64,7 +65,7 @@ def _save_with_rows(model: Any, path: Path, rows_of: Path) -> None:
         specs = model.tables.items()
         tables = {name: Table(client, client.create_table(spec), spec) for name, spec in specs}
         client.restore(*checkpoint.chain(rows_of))
-        save_as_original_model(model, tables, path, overwrite=False)
+        save_as_original_model(model, tables, path, overwrite=False, rows=rows)
 
 
 def build(options: ModelOptions, client: Client | None, *, jit: bool = False, **how: Any) -> Any:
@@ -118,6 +119,7 @@ def _served_embedding(options: ModelOptions, rows: int, *arguments: Any, **keywo
         -1 if options.index == "hash" or rows > _MOST_IDS else rows,
         *arguments,
         dtype=options.row_precision,
+        state_dtype=options.state_precision,
         admission=admission,
         eviction=options.eviction,
         **keywords,

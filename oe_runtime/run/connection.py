@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
+from oe_runtime.published_weights import WeightsPublisher
 from oe_runtime.run.options import RunOptions
 from oe_runtime.run.run_directory import RunError
 from oe_runtime.run.shared_input import HoldingClient
-from oe_runtime.shared_values import SharedValues
+from oe_runtime.shared_values import SharedValues, connect_first
 from oe_runtime.spec import StorageSpec, Worker
 from oe_runtime.support.token_file import read_token
 
@@ -52,6 +55,16 @@ def connect(options: RunOptions) -> Client | None:
 def connect_values(options: RunOptions) -> SharedValues:
     """Return the connection for what asynchronous workers share. Raises as `connect`."""
     return SharedValues(options.servers, token=_token(options), tls=options.tls, job=options.job)
+
+
+def connect_publisher(options: RunOptions, say: Callable[[str], None]) -> WeightsPublisher | None:
+    """Return what publishes dense weights; None for a process that does not."""
+    if options.rank or not options.servers or not options.publish_seconds:
+        return None
+    connect_ = partial(
+        connect_first, options.servers, token=_token(options), tls=options.tls, job=options.job
+    )
+    return WeightsPublisher(connect_, options.publish_seconds, say)
 
 
 def _token(options: RunOptions) -> str:

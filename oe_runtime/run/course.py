@@ -24,6 +24,7 @@ from oe_runtime.errors import CheckpointError
 from oe_runtime.run.charts import duration
 from oe_runtime.run.checkpoints import Checkpoints, check_settings
 from oe_runtime.run.clock import Clock
+from oe_runtime.run.connection import connect_publisher
 from oe_runtime.run.evaluation import Evaluation, Prediction, checked_predictions
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.run.options import RunOptions
@@ -88,6 +89,7 @@ class Course:
         self.state = state
         self._figures = ServerFigures(None if options.rank else client, directory, options.stats_seconds)
         self.evaluation = Evaluation(ranks, directory, view, stop)
+        self._publisher = None if client is None else connect_publisher(options, view.say)
         self._clock = Clock()
         self._ended: float | None = None  # time of the last step's end
         self._due_at = time.monotonic() + self._interval(0.0)  # of the next checkpoint by time
@@ -250,6 +252,8 @@ class Course:
         self.position = replace(self.position, batch=batch, ended=epochs, left_early=left_early)
         self.state.gather(self._ranks)
         self._finish(self.position)
+        if self._publisher is not None:
+            self._publisher.finish(self.position.step, self.state.weights)
         self._directory.event("trained", step=self.position.step)
         seconds, speed = self._clock.seconds, self._clock.overall()
         rate = f", {speed:,.0f} samples/s" if speed else ""
@@ -424,24 +428,33 @@ class Course:
         every, step = self._run.timeline, self.position.step + 1
         return self._directory.traced() if every and step % every == 0 else nullcontext()
 
-    def count(self, rows: int) -> None:
-        """Count the step that `compute` has run over all workers' `rows`, and do what is due after it."""
+    def count(self, rows: int, batches: int = 1, *, ends_epoch: bool = False) -> None:
+        """Count the step that `compute` has run over all workers' `rows`, and do what is due after it.
+
+        It trained on `batches` of the epoch, the last of which ends it or not.
+        """
         if self._client is not None:
             self._client.fixed = _FIXED  # models may make their tables in the first step
         self._clock.add(rows)
         at = self.position
-        self.position = replace(
-            at, step=at.step + 1, batch=at.batch + 1, stream=at.stream if self._place is None else self._place
-        )
+        epoch, batch = (at.epoch + 1, 0) if ends_epoch else (at.epoch, at.batch + batches)
+        place = at.stream if self._place is None else self._place
+        self.position = replace(at, step=at.step + 1, epoch=epoch, batch=batch, stream=place)
+        self._offer_weights()
         self._after_step(self.position, self._asked)
         self._evaluate_between(self.position)
 
-    def own_step(self, rows: int) -> None:
-        """Count a step over this worker's `rows` that the script has computed by itself."""
+    def _offer_weights(self) -> None:
+        """After a step: publish its dense weights for processes that serve the model, if that is due."""
+        if self._publisher is not None and not self._ranks.lost:
+            self._publisher.offer(self.position.step, self.state.weights)
+
+    def own_step(self, rows: int, batches: int = 1, *, ends_epoch: bool = False) -> None:
+        """Count a step over this worker's `rows` that the script has computed by itself; see `count`."""
         self._check_equal()
         self._ranks.wants_checkpoint = self._is_time()
         self._asked = self._ranks.stop_requested(self._stop)
-        self.count(rows * self._ranks.count)
+        self.count(rows * self._ranks.count, batches, ends_epoch=ends_epoch)
 
     def _check_equal(self) -> None:
         """After the first step: refuse workers that do not train the same weights."""

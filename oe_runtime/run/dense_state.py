@@ -23,6 +23,10 @@ class DenseState(Protocol):
         """Return copies of all variables, which later steps do not change."""
         ...
 
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Return copies of those of all variables that a served model has."""
+        ...
+
     def write(self, arrays: Mapping[str, NDArray[Any]], directory: Path) -> None:
         """Write the result of `values` as files in a checkpoint's directory."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,19 @@ from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.session import JobError, Session
 
 
+class StepBatches:
+    """The batches of a loop. The program calls job.step before it takes the next one."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> StepBatches:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+
 class Loop:
     """What `with job.training(…) as loop` gives."""
 
@@ -26,6 +40,7 @@ class Loop:
         self.skipped = True  # the whole block was done before the checkpoint
         self._epochs = 0  # that the script asks for
         self._sum, self._rows = 0.0, 0
+        self._accumulated = 0, 0, 0  # rows and batches whose gradients wait for a step, and their epoch
         self._batch: Any = None
         self._batch_rows: int | None = None
         self._stepped = True
@@ -44,27 +59,54 @@ class Loop:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers, from 0, of the epochs that are left of `count`."""
-        self._course.agree_on_epochs(count)
-        self._epochs = max(self._epochs, count)
-        if self.skipped and self._course.reopen_part(count):
+        if self._are_left(count):
+            yield from self._each_epoch(count)
+
+    def fit(self, fit: Callable[[int], Any], epochs: int) -> Any:
+        """Let a library's function train so many `epochs`; return its result, None if they were done.
+
+            loop.fit(lambda first: model.fit(x, y, epochs=3, initial_epoch=first), epochs=3)
+
+        `fit` gets the number, from 0, of the first epoch that is left, and trains from there: a resumed run
+        begins in the middle of it. The job follows the DataLoader of PyTorch that `fit` reads with gradients
+        enabled: between two of its batches it counts the optimizer's step, takes checkpoints, and stops.
+        There it leaves out the batches that were trained before the checkpoint. The loss is what
+        `backward` is called of, summed over the batches of a step. Raises JobError for a loop that it cannot
+        follow.
+        """
+        if not self._are_left(epochs):
+            self._session.screen.say("fit was done before the checkpoint: skipped")
+            return None
+        self._session.refuse_input_flags()
+        return self._state.fit(self, self._course, fit, epochs)
+
+    def _are_left(self, epochs: int) -> bool:
+        """Whether some of so many epochs are left, in the present part."""
+        self._course.agree_on_epochs(epochs)
+        self._epochs = max(self._epochs, epochs)
+        if self.skipped and self._course.reopen_part(epochs):
             self._open()
             self._state.skipped()
-        if self.skipped:
-            return
+        return not self.skipped
+
+    def _each_epoch(self, count: int) -> Iterator[int]:
         for epoch in range(self._course.position.epoch, count):
             self._course.begin_epoch(epoch)
             yield epoch
             self._course.end_epoch(epoch, {})
 
-    def batches(self, data: Any) -> Iterator[Any]:
-        """Yield the batches of an epoch that are left; the same data must be given at every start."""
+    def batches(self, data: Any) -> StepBatches:
+        """Return the batches of an epoch that are left; the same data must be given at every start."""
+        return StepBatches(self._left_of(data))
+
+    def _left_of(self, data: Any) -> Iterator[Any]:
         if self.skipped:
             return
         self._session.refuse_input_flags()
         at = self._course.position
         done = at.batch
-        self._course.agree_on_batches(at.epoch, len(data) if isinstance(data, Sized) else None)
-        self._state.begin_epoch(resumed=done > 0)
+        self._course.agree_on_batches(at.epoch, length(data))
+        self._state.begin_epoch(data, done or None)
         iterator = iter(data)
         for _ in range(done):
             next(iterator, None)
@@ -82,11 +124,14 @@ class Loop:
         if not self._stepped:
             raise JobError("the loop has taken the next batch without job.step(loss=…): call it in each step")
 
-    def read(self, rows: RunInput, layout: Callable[[Batch], Any]) -> Iterator[Any]:
-        """Yield this worker's part, in its `layout`, of the batches of the job's rows that are left.
+    def read(self, rows: RunInput, layout: Callable[[Batch], Any]) -> StepBatches:
+        """Return this worker's part, in its `layout`, of the batches of the job's rows that are left.
 
         A last batch with fewer rows than there are workers is left out.
         """
+        return StepBatches(self._read(rows, layout))
+
+    def _read(self, rows: RunInput, layout: Callable[[Batch], Any]) -> Iterator[Any]:
         if self._epochs:
             raise JobError(
                 "job.batches() has all epochs of --epochs: leave loop.epochs out of this block, and "
@@ -154,7 +199,7 @@ class Loop:
             )
         self._course.metrics = loss if isinstance(loss, Mapping) else None
         if self._course.metrics is None:
-            self._note(loss, rows)
+            self.note(loss, rows)
 
     def _read_from(self, rows: RunInput) -> None:
         """Let the rows be the course's, from its position on."""
@@ -193,12 +238,18 @@ class Loop:
         """See oe_runtime.job.step."""
         self._session.refuse_input_flags()
         if rows is None:
-            rows = _rows(self._batch) if self._batch_rows is None else self._batch_rows
+            rows = count_rows(self._batch) if self._batch_rows is None else self._batch_rows
         self._stepped = True
-        self._note(loss, rows)
-        self._course.own_step(rows)
+        self.note(loss, rows)
+        before, batches, epoch = self._accumulated
+        now = self._course.position.epoch
+        rows, batches = before + rows, batches + 1 if epoch == now else 1
+        self._accumulated = rows, batches, now
+        if self._state.has_stepped():  # else a checkpoint would lack the gradients
+            self._accumulated = 0, 0, now
+            self._course.own_step(rows, batches)
 
-    def _note(self, loss: Any, rows: int) -> None:
+    def note(self, loss: Any, rows: int) -> None:
         """Add a step's mean loss over its rows."""
         self._sum += float(loss.item() if hasattr(loss, "item") else loss) * rows
         self._rows += rows
@@ -208,6 +259,10 @@ class Loop:
         found = self._sum, self._rows
         self._sum, self._rows = 0.0, 0
         return found
+
+    def warn_of_callbacks(self, unsaved: Sequence[str]) -> None:
+        """Say once what keeps callbacks out of checkpoints."""
+        self._session.warn_of_callbacks(unsaved)
 
     def end(self) -> None:
         """After the block."""
@@ -247,11 +302,26 @@ def _both(batches: Sequence[Batch], layout: Callable[[Batch], Any]) -> list[tupl
     return [(one, layout(one)) for one in batches]
 
 
-def _rows(batch: Any) -> int:
+def length(data: Any) -> int | None:
+    """Return the number of batches in a program's data; None where it is unknown."""
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except TypeError:  # a DataLoader of an iterable dataset
+        return None
+
+
+def count_rows(batch: Any) -> int:
     """Return the number of examples in a batch: the length of its first array."""
-    while isinstance(batch, (tuple, list, dict)) and batch:
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    while not hasattr(batch, "shape") and not hasattr(batch, "stride_per_key"):
+        parts = batch if isinstance(batch, (tuple, list)) else None
+        if isinstance(batch, Mapping):
+            parts = list(batch.values())
+        elif is_dataclass(batch):  # TorchRec's Batch
+            found = [getattr(batch, field.name, None) for field in fields(batch)]
+            parts = [one for one in found if one is not None]
+        if not parts:
+            return 1
+        batch = parts[0]
     if hasattr(batch, "stride_per_key"):  # a KeyedJaggedTensor
         return int(batch.stride())
-    shape = getattr(batch, "shape", None)
-    return int(shape[0]) if shape else 1
+    return int(batch.shape[0]) if batch.shape else 1

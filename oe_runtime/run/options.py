@@ -202,6 +202,15 @@ class RunOptions:
         metavar="S",
         help="Minimum seconds between samples of the servers' figures. (default 5)",
     )
+    publish_seconds: float = flag_field(
+        "run",
+        type=number(least=0),
+        default=0.1,
+        metavar="S",
+        help="Minimum seconds between publications of dense weights on the servers, for processes that serve "
+        "the model (oe_runtime.serve --servers). They take a hundredth of the time at most. 0: none. "
+        "(default 0.1)",
+    )
     timeline: int = flag_field("run", 0)
     exit_with_parent: bool = flag_field(
         "run", action="store_true", help="Stop as on SIGTERM when stdin closes."
@@ -269,6 +278,7 @@ class Options(RunOptions, ModelOptions):
         metavar="DIR",
         help="Write a SavedModel for plain TensorFlow to DIR at the end.",
     )
+    export_rows: str = flag_field("run", "trained")
 
     @property
     def streams(self) -> bool:
@@ -352,6 +362,7 @@ def _add_model(m: argparse._ActionsContainer, t: argparse._ActionsContainer) -> 
     add(m, "interaction", models.Shape.interaction)
     add(m, "precision", "float32")
     add(m, "row_precision", "float32")
+    add(m, "state_precision", "float32")
     add(m, "index", "array")
     add(m, "admission", type=policies.admission, metavar="RULE")
     add(m, "eviction", [], type=policies.eviction, metavar="RULE,…")
@@ -526,6 +537,8 @@ def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None 
     if a.admission is not None and a.index != "hash":
         p.error("--admission goes with --index hash: an array has a place for each id anyway")
     _check_upload(p, a)
+    if a.export_rows != "trained" and a.export is None:
+        p.error("--export-rows goes with --export, the directory of the SavedModel")
     if a.epochs == 0 and not a.steps:
         p.error("--epochs 0 goes with --steps, which then says when training ends")
     _check_stock(p, a)
@@ -592,3 +605,7 @@ def _check_stock(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
         p.error("--stock: plain Keras has neither --index hash nor --admission nor --eviction")
     if a.stock and a.row_precision != "float32":
         p.error("--stock: --row-precision is of tables; plain Keras would round the optimizer's state too")
+    if a.stock and a.state_precision != "float32":
+        p.error("--stock: --state-precision is of tables")
+    if a.stock and a.export_rows != "trained":
+        p.error("--stock: --export-rows is of tables; plain Keras exports its weights as they are")

@@ -105,13 +105,14 @@ class QueueCourse(Course):
         self._sizes.add(size)
         return result
 
-    def count(self, rows: int) -> None:
+    def count(self, rows: int, batches: int = 1, *, ends_epoch: bool = False) -> None:
         """See Course; `rows` are this worker's, and the steps of the others are counted too."""
         assert self._work is not None  # noqa: S101 - batches
         work, done = self._work
         before = self.position
         position = self.position = replace(before, step=self._shared.report(work, done), epoch=work.epoch)
         self._clock.add((position.step - before.step) * rows)
+        self._offer_weights()
         self._view.tick(position.step)
         every, log = self._run.checkpoint_steps, self._run.log_every
         timed = self._is_time()

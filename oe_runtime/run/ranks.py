@@ -277,6 +277,7 @@ _OWN = {
     "token_file",
     "run_dir",
     "export",
+    "export_rows",
     "exit_with_parent",
     "inter_threads",
     "intra_threads",

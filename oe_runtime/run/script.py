@@ -118,6 +118,8 @@ class _Script(Program):
                 raise _ScriptError(f"{where}: {said}") from None
         except OeError as error:
             self._leave_child(1, error)
+            if isinstance(error, WorkerLost) and (cause := self._find_lost()) is not None:
+                raise cause from error
             if isinstance(error, (ServerLost, WorkerLost)):
                 raise
             raise _ScriptError(f"{_line(error, script)}: {explain(error, options)}") from error
@@ -144,12 +146,16 @@ class _Script(Program):
         from oe_runtime.run.torch_ranks import loss_of_worker
 
         lost = loss_of_worker(error)
-        if lost is not None and self.session.connected is not None:
-            try:
-                self.session.connected.stats()  # a worker that has lost a server ends its connections
-            except (ServerLost, WorkerLost) as known:
-                return known
-        return lost
+        return lost and (self._find_lost() or lost)
+
+    def _find_lost(self) -> ServerLost | WorkerLost | None:
+        """Return the loss that has made another worker end its connections, as far as the servers know."""
+        try:
+            if self.session.connected is not None:
+                self.session.connected.stats()
+        except (ServerLost, WorkerLost) as known:
+            return known
+        return None
 
     def _leave_child(self, code: object, error: BaseException | None = None) -> None:
         """End a process that the program has forked, which is no part of the run."""

@@ -102,8 +102,22 @@ class ScriptState:
         """Whether to read a program's own `data` a batch ahead, for `announce`; for subclasses."""
         return False
 
-    def begin_epoch(self, *, resumed: bool) -> None:
-        """Before the data of an epoch; for subclasses."""
+    def begin_epoch(self, data: Any, done: int | None) -> None:
+        """Before an epoch of the program's own `data`; for subclasses.
+
+        `done`: its batches that were trained before the checkpoint; None if the run does not go on here.
+        """
+
+    def has_stepped(self) -> bool:
+        """Whether an optimizer has made a step since the last call; for subclasses that can tell."""
+        return True
+
+    def fit(self, loop: Any, course: Any, fit: Callable[[int], Any], epochs: int) -> Any:
+        """See oe_runtime.run.loops.Loop.fit; for subclasses. Raises RunError."""
+        raise RunError(
+            "loop.fit is for PyTorch: of a Keras model call fit itself, with "
+            "callbacks=[embed.JobCallback(job)]"
+        )
 
     def skipped(self) -> None:
         """After the batches that were trained before the checkpoint; for subclasses."""
@@ -117,6 +131,10 @@ class ScriptState:
         """See DenseState."""
         arrays = {**self.own(), **self._gathered, **self.extra()}
         return self._dense.values() | {_PREFIX + name: value for name, value in arrays.items()}
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """See DenseState."""
+        return self._dense.weights()
 
     def write(self, arrays: Mapping[str, NDArray[Any]], directory: Path) -> None:
         """See DenseState."""

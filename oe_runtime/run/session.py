@@ -495,6 +495,15 @@ class Session:
         self._input = RunInput(options, source)
         return self._input
 
+    def warn_of_callbacks(self, unsaved: Sequence[str]) -> None:
+        """Say once which attributes keep callbacks of a fit out of checkpoints."""
+        if unsaved and not self.told_of_callbacks:
+            self.told_of_callbacks = True
+            self.screen.say(
+                f"warning: {', '.join(unsaved)} of fit's callbacks is no number or text: after a resume, "
+                "such callbacks begin anew"
+            )
+
     def refuse_input_flags(self) -> None:
         """Before steps on rows that the program reads itself: refuse flags that say how to read them.
 

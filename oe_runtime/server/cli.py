@@ -133,8 +133,8 @@ def _parser() -> argparse.ArgumentParser:
         default=4 << 30,
         metavar="SIZE",
         help="memory for requests in flight; the same for replies, and for data that waits for other "
-        "workers. Requests over it wait, except one at a time; they are refused where only other workers "
-        "could make room (default 4 GiB)",
+        "workers with shared values, such as published weights. Requests over it wait, except one at a time; "
+        "they are refused where only other workers could make room (default 4 GiB)",
     )
     parser.add_argument(
         "--ready-file", type=Path, metavar="FILE", help="JSON file, written when the server listens"

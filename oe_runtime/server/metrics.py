@@ -1,7 +1,4 @@
-"""The metrics of a server: a JSON file, and a page for Prometheus (text format 0.0.4).
-
-The format is written here, not by python3-prometheus-client: servers' hosts have no packages from PyPI, and
-the counters live in the core. See https://prometheus.io/docs/instrumenting/exposition_formats/.
+"""The metrics of a server: a JSON file, and a page for Prometheus.
 
 The metrics file is one JSON object, rewritten every few seconds and at the end. Counts are since the start of
 the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`` and ``rates``.
@@ -15,10 +12,10 @@ the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`
     memory.dram, .pmem  memory of rows: DRAM, with caches; pools, memkind's memory or drives
     memory.index        memory of the indexes and of logs' tables of their rows, always DRAM
     memory.rss          resident set of the process, mapped persistent memory included
-    tables[]            name, job (Client(job=…), --job; usually empty), dim, rows, bytes (of rows),
-                        index_bytes, version (pushes so far), pushes_at_risk (pushes in no file and no durable
-                        checkpoint), nonfinite_gradients (row gradients with NaN or infinity, refused or
-                        skipped)
+    tables[]            name, job (Client(job=…), --job; usually empty), dim, dtype and state_dtype (of rows
+                        and of the optimizer's state), rows, bytes (of rows), index_bytes, version (pushes so
+                        far), pushes_at_risk (pushes in no file and no durable checkpoint),
+                        nonfinite_gradients (row gradients with NaN or infinity, refused or skipped)
     tables[].admission  with such a policy: admitted_rows, refused_keys (in pushes), filter_bytes,
                         forgotten_keys (keys whose counts were dropped)
     tables[].eviction   by policy: evicted_rows; cap: refused_keys (no room); ttl: clock_jumps (each counts
@@ -58,25 +55,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import oe_runtime._core as _core
 from oe_runtime.spec import CACHED, DURABLE
-from oe_runtime.support import durable
+from oe_runtime.support import durable, prometheus
 from oe_runtime.support.http_server import BoundedHttpServer
 
-__all__ = ["CONTENT_TYPE", "Endpoint", "MetricsFile", "text"]
+__all__ = ["Endpoint", "MetricsFile", "text"]
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = 10.0  # limit for a silent client
 _READERS = 8  # concurrent clients; more are refused
 
-# Each metric: type, name, place in the statistics, help. `tables` and `workers` are all of them; LABEL=* are
-# all entries of a place, and LABEL=a,b some, under their keys as that label. A place that is not there has no
-# metric. A slot holds a row, an old value of a row that a kept checkpoint needs, or a tombstone.
+# See prometheus.read_metrics; `tables` and `workers` are all of them. A slot holds a row, an old value of a
+# row that a kept checkpoint needs, or a tombstone.
 _METRICS = """
 gauge     oe_table_rows                 tables.rows                            Rows of a table.
 gauge     oe_checkpoint_lag_pushes      tables.pushes_at_risk
@@ -169,15 +164,14 @@ _STORAGES = {"tables.cache": CACHED, "tables.damage": DURABLE}
 
 def text(stats: Mapping[str, Any], now: float) -> str:
     """Return the metrics page of a server with the statistics ``stats`` at ``now``, Unix seconds."""
-    page = _Page()
+    page = prometheus.Page()
     page.add(
         "gauge",
         "oe_server_info",
         "The server's index, the number of servers, and the storage of its rows.",
         [({"index": str(stats["index"]), "count": str(stats["count"]), "storage": stats["storage"]}, 1)],
     )
-    for line in _METRICS.replace("\n    ", " ").strip().splitlines():
-        kind, name, place, what = line.split(maxsplit=3)
+    for kind, name, place, what in prometheus.read_metrics(_METRICS):
         storages = _STORAGES.get(place.rpartition(".")[0])
         if storages is None or stats["storage"] in storages:
             page.add(kind, name, what, _samples(stats, place))
@@ -213,7 +207,7 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         "Time since all tables were last saved, or durable in the storage.",
         [(labels, max(0.0, now - when)) for labels, when in saved],
     )
-    return page.end()
+    return page.text()
 
 
 def _samples(stats: Mapping[str, Any], place: str) -> list[tuple[dict[str, str], Any]]:
@@ -229,52 +223,7 @@ def _samples(stats: Mapping[str, Any], place: str) -> list[tuple[dict[str, str],
         found = [({"training_job": job["job"]}, job) for job in stats["workers"]]
     else:
         rest = place
-    for name in rest.split("."):
-        label, is_each, keys = name.partition("=")
-        if is_each:
-            found = [
-                ({**labels, label: key}, value[key])
-                for labels, value in found
-                for key in (value if keys == "*" else keys.split(","))
-            ]
-        else:
-            found = [(labels, value[name]) for labels, value in found if name in value]
-    return found
-
-
-class _Page:
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    def add(self, kind: str, name: str, what: str, samples: Sequence[tuple[Mapping[str, str], Any]]) -> None:
-        """Add a metric with its samples, if there are any."""
-        if samples:
-            self._lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
-        for labels, value in samples:
-            if kind == "histogram":
-                self._add_histogram(name, value)
-            else:
-                self._lines.append(_line(name, labels, value))
-
-    def _add_histogram(self, name: str, times: Mapping[str, Any]) -> None:
-        """Add the samples of a histogram from the core's counts, which are per bucket."""
-        total = 0
-        for bound, count in zip([*times["bounds"], None], times["counts"], strict=True):
-            total += count
-            le = "+Inf" if bound is None else repr(float(bound))
-            self._lines.append(_line(f"{name}_bucket", {"le": le}, total))
-        self._lines += [_line(f"{name}_sum", {}, times["sum_seconds"]), _line(f"{name}_count", {}, total)]
-
-    def end(self) -> str:
-        return "\n".join(self._lines) + "\n"
-
-
-def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    escaped = ",".join(
-        '{}="{}"'.format(key, text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"))
-        for key, text in labels.items()
-    )
-    return f"{name}{{{escaped}}} {value!r}" if escaped else f"{name} {value!r}"
+    return prometheus.find_samples(found, rest)
 
 
 class Endpoint:
@@ -294,7 +243,7 @@ class Endpoint:
                     return
                 body = text(json.loads(stats()), time.time()).encode()
                 self.send_response(200)
-                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Type", prometheus.CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +41,14 @@ class ServedCheckpoint:
         file = self.path / dense_file.FILE
         return file if file.exists() else None
 
+    @property
+    def published(self) -> float:
+        """When it was published, as `time.time()` of the host that trains."""
+        for file in (self.path / checkpoint.MANIFEST, self.path):
+            with contextlib.suppress(OSError):  # who loads it says what is missing
+                return file.stat().st_mtime
+        return time.time()
+
     def since(self, other: ServedCheckpoint | None) -> Sequence[Path] | None:
         """Return the increments from `other` to this one; None where they do not lead here."""
         n = 0 if other is None else len(other.digests)
@@ -48,10 +58,12 @@ class ServedCheckpoint:
 class ServedCheckpoints:
     """The checkpoints of a run or of a directory of published ones, or a fixed directory of saved tables.
 
-    Those at a URL are fetched to a temporary directory, the newest only.
+    Those at a URL are fetched to a temporary directory, the newest only. With `step` set, the checkpoint of
+    that step counts as the newest.
     """
 
-    def __init__(self, name: str | os.PathLike[str]) -> None:
+    def __init__(self, name: str | os.PathLike[str], step: int | None = None) -> None:
+        self.step = step
         self._remote: RemotePath | None = None
         self._fetched = ""  # the digest of the newest manifest there
         self._known: ServedCheckpoint | None = None
@@ -65,7 +77,7 @@ class ServedCheckpoints:
             self.directory = Path(name)
 
     def newest(self) -> ServedCheckpoint:
-        """Return the newest checkpoint whose rows are files.
+        """Return the newest checkpoint whose rows are files, or that of `step`.
 
         Raises CheckpointError where there is none or one cannot be read.
         """
@@ -76,8 +88,15 @@ class ServedCheckpoints:
                 last = error
         raise last
 
+    def stamp(self) -> object:
+        """Return what differs once there is another checkpoint; None for a URL, which is asked instead."""
+        if self._remote is not None:
+            return None
+        return [checkpoint.stamp(path) for path in (self.directory, self.directory / "checkpoints")]
+
     def _fetch(self, remote: RemotePath) -> None:
         there, names = locate(remote)
+        names = self._chosen(names, str(remote))
         try:
             digest, _ = there.manifest(names[-1])
         except OSError as error:
@@ -95,11 +114,12 @@ class ServedCheckpoints:
         for directory in (self.directory, self.directory / "checkpoints"):
             if paths := checkpoint.published(directory):
                 self._without_rows = {path: self._without_rows.get(path) for path in paths}
-                for path in reversed(paths):
+                names = self._chosen([path.name for path in paths], str(directory))
+                for path in (directory / name for name in reversed(names)):
                     if served := self._with_rows(path):
                         return served
                 raise CheckpointError(
-                    f"none of the {len(paths)} checkpoints in {directory} has its rows in files: train with "
+                    f"none of the {len(names)} checkpoints in {directory} has its rows in files: train with "
                     "--checkpoint-rows files or --export-checkpoints, or ask the running servers (--servers)"
                 )
         if not self.directory.is_dir():
@@ -109,14 +129,25 @@ class ServedCheckpoints:
             chain = [Path(part) for part in saved.directories]
             step = 1 if saved.found is None else saved.found.step
             self._known = ServedCheckpoint(chain, step, [str(part) for part in chain])
+        if self.step not in (None, self._known.step):
+            raise CheckpointError(f"{self.directory} has no step {self.step}: it is step {self._known.step}")
         return self._known
+
+    def _chosen(self, names: Sequence[str], directory: str) -> list[str]:
+        """Return those of `step` of these checkpoints, oldest first; all without a `step`."""
+        steps = [(checkpoint.order(name) or (0, 0))[0] for name in names]
+        chosen = [name for name, step in zip(names, steps, strict=True) if self.step in (None, step)]
+        if not chosen:
+            kept = ", ".join(map(str, dict.fromkeys(steps)))
+            raise CheckpointError(f"step {self.step} is not kept in {directory}: it has {kept}")
+        return chosen
 
     def _with_rows(self, path: Path) -> ServedCheckpoint | None:
         """Return the checkpoint at `path`, or None if its rows are not in files.
 
         Reads neither what is unchanged since the last call nor the bases of an increment on what is known.
         """
-        stamp, known = _stamp(path), self._known
+        stamp, known = checkpoint.stamp(path / checkpoint.MANIFEST), self._known
         if stamp is not None and stamp == self._without_rows.get(path):
             return None
         if known is None or known.path != path or stamp is None or stamp != self._stamp:
@@ -124,8 +155,7 @@ class ServedCheckpoints:
             if not any(name.endswith(".oet") for name in found.manifest["files"]):
                 self._without_rows[path] = stamp
                 return None
-            links = [] if known is None else zip(known.chain, known.digests, strict=True)
-            chain, digests = zip(*checkpoint.links(path, list(links)), strict=True)
+            chain, digests = zip(*checkpoint.links(path), strict=True)
             self._known, self._stamp = ServedCheckpoint(chain, found.step, digests), stamp
         return self._known
 
@@ -166,10 +196,13 @@ class ServedRows:
     def read_ahead(self, increments: Sequence[Path]) -> None:
         """Verify the files for `apply` while requests go on. Raises CheckpointError naming one."""
         for directory in increments:
-            files = Saved.open(directory).files
-            for spec in self._specs:
-                for file in files.get(spec.name, ()):
-                    _core.verify_table_file(str(directory / file["file"]))
+            found = checkpoint.find_table_files(directory)
+            files = [file for spec in self._specs for file in found.get(spec.name, ())]
+            if not files and self._specs:
+                raise CheckpointError(
+                    f"{directory} has no tables any more; the next refresh takes a newer one"
+                )
+            checkpoint.map_files(lambda file: _core.verify_table_file(str(file)), files)
 
     def apply(self, increments: Sequence[Path]) -> None:
         """Apply increments to the present rows. After an error the rows are closed."""
@@ -193,15 +226,6 @@ class ServedRows:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self.client = self._directory = None
-
-
-def _stamp(path: Path) -> object:
-    """Return what differs when the checkpoint at `path` is another; None if it is gone."""
-    try:
-        found = (path / checkpoint.MANIFEST).stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _servers(path: Path, specs: Sequence[TableSpec]) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError, ServerLost, ServingError, TooManyConnections
 
 _MOST = 4  # lookups at a time
 _INTERVAL = 0.25  # seconds between two questions whether the servers answer
+_FOLLOWS = 0.05  # seconds between two looks at what training publishes on the servers
 _SILENCE = 0.7  # seconds without an answer to it, after which they count as stalled; busy servers say so
 
 
@@ -34,6 +35,8 @@ class Connections:
         self._reconnecting = threading.Lock()
         self._stop = threading.Event()
         self._watchers: list[threading.Thread] = []
+        self.follows = False
+        self.following = ""
 
     @property
     def problem(self) -> str:
@@ -112,6 +115,39 @@ class Connections:
         for work in (self._ask, self._renew):
             self._watchers.append(threading.Thread(target=work, name="oe-serving-servers", daemon=True))
             self._watchers[-1].start()
+
+    def follow(self, look: Callable[[Client], bool]) -> None:
+        """Call `look` about twenty times per second in a thread, with a connection of its own.
+
+        It returns whether it has found something. `following` is its last ServingError until it does again.
+        """
+        if not self._first.is_remote or self.follows:
+            return
+        self.follows = True
+        self._watchers.append(
+            threading.Thread(target=self._follow, args=(look,), name="oe-serving-weights", daemon=True)
+        )
+        self._watchers[-1].start()
+
+    def _follow(self, look: Callable[[Client], bool]) -> None:
+        client: Client | None = None
+        pause = _FOLLOWS
+        while not self._stop.wait(pause):
+            pause = _FOLLOWS
+            try:
+                if client is None:
+                    client = self._first.another()
+                if look(client):
+                    self.following = ""
+            except ServingError as error:
+                self.following = str(error)
+            except OeError:  # lookups say it
+                pause = _INTERVAL
+                if client is not None:
+                    client.close()
+                client = None
+        if client is not None:
+            client.close()
 
     def _ask(self) -> None:
         client: Client | None = None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oe_runtime import _core, published_weights
 from oe_runtime.client import Client
 from oe_runtime.errors import DataError, InputError, OeError, ServingError
 from oe_runtime.model_description import FILE, PROGRAM, Tensor
@@ -26,6 +29,9 @@ from oe_runtime.support import remote_files
 from oe_runtime.support.remote_files import RemotePath
 
 CONFIG = "config.json"  # of a run
+_SLOW = 1.0  # seconds behind training, from which on the status says so
+_LOOKS = 0.05  # seconds between two looks at a directory of checkpoints
+_NO_STEPS = "the rows do not come from checkpoints, so no step can be chosen"
 _GONE = "the rows are gone, because they could not be refreshed or are closed"
 
 
@@ -47,6 +53,7 @@ class Model:
         storage: StorageSpec | None = None,
         threads: int = 0,
         seconds: float = 60.0,
+        step: int | None = None,
     ) -> Model:
         """Load a model and its rows. Imports PyTorch for a model of that, TensorFlow for any other.
 
@@ -58,17 +65,17 @@ class Model:
         (``Client(…, read_only=True)``) the running servers give the rows, and `rows`, if given, only the
         dense weights. Up to four requests look up at a time then, over connections like that client's; others
         wait up to `seconds` for one. Both may be URLs of an object store: the model is fetched once, the rows
-        again with each newer checkpoint. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
+        again with each newer checkpoint. With `step` it is pinned, see `pin`. Raises ServingError,
+        CheckpointError, SpecMismatch, StorageError.
         """
         if remote_files.is_remote(model):
             url = RemotePath(str(model).rstrip("/"))
             with tempfile.TemporaryDirectory(prefix="oe-serving-") as copy:
                 of_run = _fetch(url, Path(copy))
                 rows = url.url if of_run and rows is None and client is None else rows
+                more: dict[str, Any] = {"client": client, "storage": storage, "threads": threads}
                 try:
-                    return cls.load(
-                        copy, rows, client=client, storage=storage, threads=threads, seconds=seconds
-                    )
+                    return cls.load(copy, rows, seconds=seconds, step=step, **more)
                 except ServingError as error:
                     raise ServingError(str(error).replace(copy, url.url)) from error
         path = Path(model)
@@ -83,6 +90,8 @@ class Model:
         if not isinstance(loaded, WithoutRows):
             if rows is not None or client is not None:
                 raise ServingError(f"{path} includes its rows; serve it without other rows or servers")
+            if step is not None:
+                raise ServingError(_NO_STEPS)
             return cls(loaded, None, None, None)
         if rows is None and client is None:
             rows = loaded.rows
@@ -96,7 +105,7 @@ class Model:
         else:
             assert rows is not None  # noqa: S101 - see above
             store = ServedRows(specs, storage or StorageSpec(), threads)
-            self = cls(loaded, store, None, ServedCheckpoints(rows))
+            self = cls(loaded, store, None, ServedCheckpoints(rows, step))
         try:
             self.refresh()
         except BaseException:
@@ -120,8 +129,13 @@ class Model:
         self._served: ServedCheckpoint | None = None
         self._gate = _Gate()
         self._refreshing = threading.Lock()
+        self._taking = threading.Lock()
         self._watcher: tuple[threading.Thread, threading.Event] | None = None
-        self.problem = ""  # why the last refresh of `watch` failed
+        self._published = 0  # the version at the servers of the dense weights that were tried last
+        self._published_step: int | None = None  # of those in use; None: they are a checkpoint's
+        self._problem = ""  # of the last refresh of `watch`
+        self._coming: tuple[int, float] | None = None  # step and publication of what is not served yet
+        self._freshness: float | None = None
         self.is_ending = False  # whether the server of its requests only answers the last ones
 
     @property
@@ -136,7 +150,9 @@ class Model:
 
     @property
     def version(self) -> int:
-        """The step of the served checkpoint; 1 without one."""
+        """The step of the dense weights, and of the rows unless these are at servers; 1 without any."""
+        if self._published_step is not None:
+            return self._published_step
         return 1 if self._served is None else self._served.step
 
     @property
@@ -155,19 +171,37 @@ class Model:
     def predict_versioned(self, inputs: Any) -> tuple[dict[str, NDArray[Any]], int]:
         """Return the same, and the version that answered."""
         arrays = self._checked(inputs)
+
+        def forward(arguments: Any) -> Any:
+            if arguments is None:
+                return self._loaded.predict(arrays)
+            return self._loaded.forward(arrays, arguments)
+
+        return self._answer(lambda client: self._loaded.look_up(arrays, client), forward)
+
+    def make_predictor(self, target: str) -> _core.Predictor | None:
+        """Return what answers POST requests for `target` without Python, if the model allows it."""
+        predictor: _core.Predictor | None = self._loaded.make_predictor(target)
+        return predictor
+
+    def lead(self, call: _core.PredictorCall) -> None:
+        """Lead a request of `make_predictor` through its steps."""
+        self._answer(lambda client: call.pull(client.core), lambda _: call.forward())
+
+    def _answer(self, pull: Callable[[Client], Any], forward: Callable[[Any], Any]) -> tuple[Any, int]:
+        """Pull rows, if the model has them outside of it, and compute with them; return what version did."""
         if self._servers is not None:
             # Outside of the gate, which a server that does not answer must not hold.
             with self._servers.borrow(self._seconds) as client:
-                arguments = self._loaded.look_up(arrays, client)
+                rows = pull(client)
             with self._gate.shared():
-                return self._loaded.forward(arrays, arguments), self.version
+                return forward(rows), self.version
         with self._gate.shared():
             if self._rows is None:
-                return self._loaded.predict(arrays), self.version
+                return forward(None), self.version
             if self._rows.client is None:
                 raise ServingError(_GONE)
-            arguments = self._loaded.look_up(arrays, self._rows.client)
-            return self._loaded.forward(arrays, arguments), self.version
+            return forward(pull(self._rows.client)), self.version
 
     @property
     def unavailable(self) -> str:
@@ -184,7 +218,33 @@ class Model:
         if self._servers is None:
             return ""
         of = "the export" if self._served is None else f"step {self._served.step}"
+        if self._published_step is not None:
+            of = f"step {self._published_step}, as training publishes them there"
         return f"rows are read from the servers at each request; the dense weights are those of {of}"
+
+    @property
+    def problem(self) -> str:
+        """Why the last attempt of `watch` to follow training failed; "" if it did not."""
+        return self._problem or ("" if self._servers is None else self._servers.following)
+
+    @property
+    def freshness(self) -> float | None:
+        """Seconds from the publication of the served checkpoint until it was served; None for the first."""
+        return self._freshness
+
+    @property
+    def seconds_behind(self) -> float:
+        """How long ago the checkpoint was published that is not served yet; 0 where the newest is served."""
+        coming = self._coming
+        return 0.0 if coming is None else max(0.0, time.time() - coming[1])
+
+    @property
+    def slowness(self) -> str:
+        """How far training is ahead of the answers, if that is more than a second."""
+        coming, seconds = self._coming, self.seconds_behind
+        if coming is None or seconds < _SLOW:
+            return ""
+        return f"step {self.version} is served; step {coming[0]} was published {seconds:.0f} s ago"
 
     def _checked(self, inputs: Any) -> dict[str, NDArray[Any]]:
         wanted = {tensor.name: tensor for tensor in self._loaded.inputs}
@@ -193,14 +253,19 @@ class Model:
                 raise InputError(f"the model has {len(wanted)} inputs ({', '.join(wanted)}); name each")
             inputs = {next(iter(wanted)): inputs}
         for name in inputs:
-            if name not in wanted:
+            if name not in wanted and name not in {tensor.lengths for tensor in wanted.values()}:
                 raise InputError(f"the model has no input {name!r}; it has {', '.join(wanted)}")
-        arrays = {}
+        arrays: dict[str, NDArray[Any]] = {}
         batch: tuple[str, int] | None = None
         for name, tensor in wanted.items():
             if name not in inputs:
                 raise InputError(f"input {name!r} is missing")
-            array = arrays[name] = _array(tensor, inputs[name])
+            if tensor.lengths is None:
+                array = arrays[name] = _array(tensor, inputs[name])
+            else:
+                arrays[name], array = _lists(tensor, inputs[name], inputs.get(tensor.lengths))
+                if not np.array_equal(arrays.setdefault(tensor.lengths, array), array):
+                    raise InputError(f"input {name!r} has lists of other lengths than the ids that it is of")
             if not array.ndim:
                 continue
             if batch is not None and batch[1] != len(array):
@@ -218,14 +283,20 @@ class Model:
         requests are refused until a refresh succeeds.
         """
         with self._refreshing:
+            published = False
             if self._servers is not None:
                 self._servers.reconnect()
+                if not self._servers.follows:
+                    with self._servers.borrow(self._seconds) as client:
+                        published = self._take_published(client)
             if self._checkpoints is None:
-                return False
+                return published
             newest = self._checkpoints.newest()
             since = newest.since(self._served)
             if since is not None and not since:
-                return False
+                self._coming = None
+                return published
+            before, self._coming = self._served, (newest.step, newest.published)
             weights = None if newest.dense is None else self._loaded.read_weights(newest.dense)
             loaded = None
             if self._rows is not None:
@@ -239,31 +310,79 @@ class Model:
                 elif self._rows is not None and since:
                     self._served = None  # if it fails, the next one loads all rows
                     self._rows.apply(since)
-                if weights is not None:
+                if weights is not None and not self._is_published_since(newest.step):
                     self._loaded.use_weights(weights)
+                    self._published_step = None
                 self._served = newest
+            if before is not None:
+                self._freshness = self.seconds_behind
+            self._coming = None
+            return True
+
+    def pin(self, step: int | None) -> bool:
+        """Serve the kept checkpoint of `step`, and no other until the next call; None: the newest again.
+
+        Otherwise as `refresh`; after an error the previous pin stays. Raises ServingError where rows do not
+        come from checkpoints.
+        """
+        if self._checkpoints is None or self._rows is None:
+            raise ServingError(_NO_STEPS)
+        before, self._checkpoints.step = self._checkpoints.step, step
+        try:
+            return self.refresh()
+        except BaseException:
+            self._checkpoints.step = before
+            raise
+
+    def _is_published_since(self, step: int) -> bool:
+        """Whether the dense weights in use are published ones, of this step or of a later one."""
+        return self._published_step is not None and self._published_step >= step
+
+    def _take_published(self, client: Client) -> bool:
+        """Take dense weights that training has published at the servers since; return whether there are any.
+
+        Raises ServingError for those of another model, ServerLost.
+        """
+        with self._taking:
+            found = published_weights.read(client.core, self._published) if client.is_remote else None
+            if found is None:
+                return False
+            self._published, step, arrays = found
+            weights = self._loaded.select_weights(arrays, f"the dense weights of step {step} at the servers")
+            with self._gate.exclusive():
+                self._loaded.use_weights(weights)
+                self._published_step = step
             return True
 
     def watch(self, seconds: float) -> None:
         """Refresh every `seconds` in a thread, 0: never; `problem` has the error of the last refresh.
 
-        Also connects to lost servers again, and asks several times per second whether they answer.
+        It looks at the times of a local directory twenty times per second, and refreshes at once when they
+        have changed. Of servers, it takes the dense weights that training publishes there. It also connects
+        to lost servers again, and asks several times per second whether they answer.
         """
         if self._watcher is not None:
             raise ServingError("the checkpoints are watched already")
         if self._servers is not None:
             self._servers.watch()
+            self._servers.follow(self._take_published)
         if not seconds:
             return
         stop = threading.Event()
 
         def run() -> None:
-            while not stop.wait(seconds):
+            seen: object = None
+            due = time.monotonic() + seconds
+            while not stop.wait(min(seconds, _LOOKS)):
+                stamp = None if self._checkpoints is None else self._checkpoints.stamp()
+                if stamp == seen and time.monotonic() < due:
+                    continue
+                seen, due = stamp, time.monotonic() + seconds
                 try:
                     self.refresh()
-                    self.problem = ""
+                    self._problem = ""
                 except OeError as error:
-                    self.problem = str(error)
+                    self._problem = str(error)
 
         thread = threading.Thread(target=run, name="oe-serving-watch", daemon=True)
         self._watcher = thread, stop
@@ -329,6 +448,30 @@ def _array(tensor: Tensor, value: Any) -> NDArray[Any]:
         text = ", ".join("any" if size is None else str(size) for size in shape)
         raise InputError(f"input {tensor.name!r} has shape {array.shape}; the model takes ({text})")
     return array
+
+
+def _lists(tensor: Tensor, value: Any, lengths: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the elements of the lists of all examples, and the length of each list. Raises InputError.
+
+    `value` has a list per example, or, with `lengths`, the elements one after the other.
+    """
+    flat = Tensor(tensor.name, tensor.dtype, [None])
+    if lengths is not None:
+        assert tensor.lengths is not None  # noqa: S101 - see _checked
+        elements, counts = _array(flat, value), _array(Tensor(tensor.lengths, "int64", [None]), lengths)
+        if (counts < 0).any() or counts.sum() != len(elements):
+            raise InputError(
+                f"input {tensor.lengths!r} must be the lengths of lists that have {len(elements)} elements"
+            )
+        return elements, counts
+    if isinstance(value, np.ndarray) and value.ndim == 2:
+        return _array(flat, value.reshape(-1)), np.full(len(value), value.shape[1])
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(one, (list, tuple, np.ndarray)) for one in value
+    ):
+        raise InputError(f"input {tensor.name!r} must have a list of {tensor.dtype} for each example")
+    every = list(itertools.chain.from_iterable(value))
+    return _array(flat, every), np.array([len(one) for one in value], np.int64)
 
 
 def _texts(tensor: Tensor, value: Any) -> NDArray[Any]:
@@ -398,8 +541,9 @@ class _Gate:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the lock alone, for a change. The caller allows one at a time."""
+        """Hold the lock alone, for a change."""
         with self._condition:
+            self._condition.wait_for(lambda: not self._closed)
             self._closed = True
             self._condition.wait_for(lambda: self._readers == 0)
         try:

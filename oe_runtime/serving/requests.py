@@ -165,7 +165,10 @@ def _text(item: Any, *, as_bytes: bool) -> Any:
 def _not_finite(inputs: Mapping[str, Any], example: int | None) -> str:
     """Describe an input that is not finite in this example, or in any without a number; "" if all are."""
     for name, value in inputs.items():
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:  # lists of different lengths
+            array = np.asarray(value, object)
         if array.dtype.kind != "f":
             continue
         of_example = array.ndim and example is not None and example < len(array)
@@ -200,7 +203,7 @@ def status(model: Model) -> dict[str, Any]:
                 "state": "UNLOADING" if model.is_ending else "LOADING" if problem else "AVAILABLE",
                 "status": {
                     "error_code": "UNAVAILABLE" if problem else "OK",
-                    "error_message": problem or model.sources,
+                    "error_message": problem or model.sources or model.slowness,
                 },
             }
         ]

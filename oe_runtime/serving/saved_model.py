@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.python.eager import context
 
+from oe_runtime import _core
 from oe_runtime.client import Client
-from oe_runtime.errors import InputError, ServingError
+from oe_runtime.errors import InputError, OeError, ServingError
 from oe_runtime.model_description import FILE, Description, Tensor
 from oe_runtime.serving.without_rows import Arrays, WithoutRows, outside
 
@@ -51,6 +53,12 @@ class WithRows:
             outputs = self._function(**{name: _constant(array) for name, array in inputs.items()})
         return {name: np.asarray(value) for name, value in outputs.items()}
 
+    def make_predictor(self, target: str) -> _core.Predictor | None:
+        """See WithoutRows."""
+        names = [tensor.name for tensor in self.inputs]
+        places = [("input", names.index(name)) for name in _arguments_of(self._function)]
+        return _predictor(target, self.inputs, self.outputs, self._function, places)
+
 
 class SavedWithoutRows(WithoutRows):
     """A SavedModel that takes its rows as arguments."""
@@ -62,6 +70,25 @@ class SavedWithoutRows(WithoutRows):
         self._loaded = loaded
         self._forward = loaded.signatures["forward"]
         self._ids = loaded.signatures["ids"] if description.lookups else None
+
+    def make_predictor(self, target: str) -> _core.Predictor | None:
+        """See WithoutRows."""
+        places = []
+        for name in _arguments_of(self._forward):
+            kind, _, number = name.partition("_")
+            places.append((kind, int(number or 0)))
+        rows: dict[str, Any] = {}
+        if self._ids is not None:
+            inputs = [int(name.partition("_")[2]) for name in _arguments_of(self._ids)]
+            rows = {"lookups": self._lookups, "groups": self.description.groups}
+            sources = _sources_of_ids(self._ids, [tensor.dtype for tensor in self.inputs])
+            if sources is not None:
+                rows["ids_inputs"] = sources
+            elif (count := len(self._ids.outputs)) <= _FEW:  # in the order of ids_0, ids_1, …
+                rows |= {"ids": _function(self._ids), "ids_inputs": inputs, "ids_outputs": count}
+            else:
+                return None
+        return _predictor(target, self.inputs, self.outputs, self._forward, places, **rows)
 
     def look_up(self, inputs: Arrays, client: Client) -> dict[str, Any]:
         """See WithoutRows."""
@@ -87,6 +114,82 @@ class SavedWithoutRows(WithoutRows):
         """See WithoutRows."""
         for variable, array in zip(self._variables, arrays, strict=True):
             variable.assign(array)
+
+
+def _arguments_of(function: Any) -> list[str]:
+    """Return the names of a signature's arguments, in the order of its graph."""
+    return list(function._arg_keywords)
+
+
+def _function(function: Any) -> tuple[str, list[Any]]:
+    """Return the name of a signature's function in TensorFlow's context, and the variables that it reads."""
+    return function.function_def.signature.name, list(function.captured_inputs)
+
+
+def _predictor(
+    target: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    forward: Any,
+    arguments: Sequence[tuple[str, int]],
+    **rows: Any,
+) -> _core.Predictor | None:
+    """Return a predictor of the core; None for types that it does not read, or in other TensorFlows."""
+    if any(tensor.shape is None for tensor in inputs):
+        return None
+    types = {tensor.name: tensor.dtype for tensor in outputs}
+    directory = Path(tf.__file__).parent
+    try:
+        return _core.Predictor(
+            target=target,
+            library=str(directory / "libtensorflow_cc.so.2"),
+            bindings=str(directory / "python" / "lib_pywrap_tensorflow_common.so"),
+            context=context.context()._handle,
+            inputs=[(t.name, t.dtype, [-1 if n is None else n for n in t.shape or ()]) for t in inputs],
+            outputs=[(name, types[name]) for name in sorted(types)],  # as TensorFlow flattens them
+            forward=_function(forward),
+            arguments=arguments,
+            **rows,
+        )
+    except OeError:
+        return None
+
+
+_FEW = 10  # names with one digit, which TensorFlow sorts as they count
+_KEEPS_IDS = ("Identity", "Reshape", "ExpandDims", "Squeeze")
+
+
+def _sources_of_ids(function: Any, dtypes: Sequence[str]) -> list[int] | None:
+    """Return of each output of `ids` which input it is, flat; None if one is computed in another way."""
+    definition = function.graph.as_graph_def()
+    functions = {one.signature.name: one for one in definition.library.function}
+    outer = {node.name: node for node in definition.node}
+
+    def follow(tensor: str, nodes: Mapping[str, Any], inputs: Mapping[str, str | None]) -> str | None:
+        """Return the input of the graph, as `inputs` names it, that a tensor has the values of."""
+        name, _, place = tensor.partition(":")
+        if name in inputs:
+            return inputs[name]
+        node = nodes[name]
+        if node.op in _KEEPS_IDS or (node.op == "Cast" and node.attr["DstT"].type == tf.int64):
+            return follow(node.input[0], nodes, inputs)
+        if node.op not in ("PartitionedCall", "StatefulPartitionedCall"):
+            return None
+        called = functions[node.attr["f"].func.name]
+        arguments = [argument.name for argument in called.signature.input_arg]
+        given = {a: follow(source, nodes, inputs) for a, source in zip(arguments, node.input, strict=False)}
+        output = called.signature.output_arg[int(place.rpartition(":")[2] or 0)].name
+        return follow(called.ret[output], {one.name: one for one in called.node_def}, given)
+
+    own = {node.name: node.name for node in definition.node if node.op == "Placeholder"}
+    sources = []
+    for name, output in zip(sorted(function.structured_outputs), function.outputs, strict=True):
+        source = follow(output.name, outer, own)
+        if source is None or not source.startswith("input_"):
+            return None
+        sources.append((int(name.partition("_")[2]), int(source.partition("_")[2])))
+    found = [source for _, source in sorted(sources)]
+    return found if all(dtypes[source] in ("int32", "int64") for source in found) else None
 
 
 # What TensorFlow's gather says of an id.

@@ -64,6 +64,9 @@ class TorchProgram(WithoutRows):
         self._answer = _part(module, None)
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._tensors = [state[names[name]] for name in description.weights]
+        # The lengths of lists come after the first input that has them.
+        every = [name for tensor in self.inputs for name in (tensor.name, tensor.lengths) if name is not None]
+        self._names = list(dict.fromkeys(every))
         if (path / ROWS).is_dir():
             self.rows = path / ROWS
 
@@ -94,7 +97,7 @@ class TorchProgram(WithoutRows):
 
     def _arguments(self, inputs: Arrays) -> list[Any]:
         # A copy: arrays of requests may be read-only, which PyTorch does not know.
-        return [torch.from_numpy(np.array(inputs[tensor.name])) for tensor in self.inputs]
+        return [torch.from_numpy(np.array(inputs[name])) for name in self._names]
 
 
 def _part(module: Any, outputs: Sequence[Any] | None) -> Any:

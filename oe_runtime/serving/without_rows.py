@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oe_runtime import _core
 from oe_runtime.client import Client
 from oe_runtime.errors import InputError, KeyRangeError, ServingError
-from oe_runtime.model_description import Description
+from oe_runtime.model_description import LENGTHS, Description
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -52,6 +53,10 @@ class WithoutRows:
         """Assign the result of `read_weights`."""
         raise NotImplementedError
 
+    def make_predictor(self, target: str) -> _core.Predictor | None:
+        """Return what answers POST requests for `target` in the core; None if this kind of model cannot."""
+        return None
+
     def pull(self, ids: Sequence[NDArray[Any]], inputs: Arrays, client: Client) -> list[NDArray[Any]]:
         """Return the rows of each lookup, in one request. Raises InputError, ServerLost."""
         rows: list[Any] = [None] * len(self._lookups)
@@ -82,22 +87,26 @@ class WithoutRows:
 
         Raises ServingError naming the variable that is missing or differs.
         """
-        arrays = []
         try:
             with np.load(file, allow_pickle=False) as content:
-                for name, want in self._weights.items():
-                    if name not in content.files:
-                        raise ServingError(f"{file}: variable {name} of {self._path} is missing")
-                    array = content[name]
-                    if (array.shape, array.dtype) != want:
-                        raise ServingError(
-                            f"{file}: variable {name} is {array.dtype} of shape {array.shape}, but that of "
-                            f"{self._path} is {want[1].name} of shape {want[0]}"
-                        )
-                    arrays.append(array)
+                return self.select_weights(content, str(file))
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise ServingError(f"{file}: cannot be read as a dense checkpoint: {error}") from error
-        return arrays
+
+    def select_weights(self, arrays: Arrays, source: str) -> list[NDArray[Any]]:
+        """Return the same from arrays by name; errors name their `source`."""
+        selected = []
+        for name, want in self._weights.items():
+            if name not in arrays:
+                raise ServingError(f"{source}: variable {name} of {self._path} is missing")
+            array = arrays[name]
+            if (array.shape, array.dtype) != want:
+                raise ServingError(
+                    f"{source}: variable {name} is {array.dtype} of shape {array.shape}, but that of "
+                    f"{self._path} is {want[1].name} of shape {want[0]}"
+                )
+            selected.append(array)
+        return selected
 
 
 def unravel(place: Any, size: int, array: NDArray[Any]) -> Any | None:
@@ -111,10 +120,15 @@ def outside(
     """Return what to say of an id outside of a table; `place_in` finds its place in an array like the ids."""
     names, where = [], ""
     for name, array in inputs.items():
+        if name.endswith(LENGTHS) and name.removesuffix(LENGTHS) in inputs:
+            continue
         place = place_in(array) if array.dtype.kind in "iu" else None
         if place is not None and int(array[place].astype(np.int64)) == key:
             names.append(repr(name))
-            where = f" of example {place[0]}" if len(place) else ""
+            if (lengths := inputs.get(name + LENGTHS)) is not None:
+                where = f" of example {np.searchsorted(np.cumsum(lengths), place[0], side='right')}"
+            else:
+                where = f" of example {place[0]}" if len(place) else ""
             key = int(array[place])  # of an unsigned input
     what = f"input {' or '.join(names)}{where}" if names else "an id that the model computes"
     return InputError(f"{what}: id {key} is not in [0, {rows})")

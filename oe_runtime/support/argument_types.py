@@ -52,7 +52,10 @@ def size(least: int = 0, most: int = 2**63 - 1) -> Callable[[str], int]:
 def number(
     least: float | None = None, most: float | None = None, *, above: float | None = None
 ) -> Callable[[str], float]:
-    """Return a parser of numbers: any, those from `least` to `most`, or finite ones above `above`."""
+    """Return a parser of numbers: any, those from `least` to `most`, or finite ones.
+
+    Finite ones are from `least`, without `most`, or above `above`.
+    """
 
     def parse(text: str) -> float:
         try:
@@ -65,6 +68,8 @@ def number(
             )
         if least is not None and most is not None and not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
+        if least is not None and most is None and not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {least}")
         return value
 
     return parse

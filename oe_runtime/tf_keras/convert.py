@@ -34,6 +34,7 @@ def distributed_model(
     micro_batches: int | None = None,
     in_worker: Sequence[str] = (),
     fresh: bool | None = None,
+    state_dtype: str | None = None,
 ) -> Distributed:
     """Return a tf-keras model like `model`, with its large embeddings on parameter servers.
 
@@ -47,7 +48,7 @@ def distributed_model(
         raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
     refuse_strategy()
     steps = step_settings(client, pipeline, staleness, micro_batches)
-    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh)
+    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh, state_dtype)
     if getattr(model, "inputs", None):
         _check_additions(model)
     elif isinstance(model, tf_keras.Sequential):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -47,7 +47,8 @@ class EmbeddingConfig:
     `weight_init_max` (by default ∓sqrt(1 / num_embeddings), or ∓0.01 for any id), or from `initializer`
     (`oe_runtime.TableSpec`), or as `init_fn` fills a tensor (num_embeddings, embedding_dim) in place.
     `data_type` is torch.float32, bfloat16 or float16, or the name of TorchRec or FBGEMM for it. `admission`
-    and `eviction` decide which ids get a row and which rows are removed.
+    and `eviction` decide which ids get a row and which rows are removed; `state_dtype` is that of the
+    optimizer's state.
     """
 
     num_embeddings: int
@@ -61,6 +62,7 @@ class EmbeddingConfig:
     initializer: Mapping[str, Any] | None = None
     admission: Mapping[str, Any] | None = None
     eviction: Sequence[Mapping[str, Any]] = ()
+    state_dtype: str | None = None
 
 
 @dataclass
@@ -172,17 +174,22 @@ class Collection(nn.Module):  # type: ignore[misc]
     def _lookups(self, features: Any, weighted: bool) -> list[tuple[int, str, _FeatureIds]]:
         """Return the number of the table, the embedding's name and the ids of each lookup."""
         parts = _parts(features, weighted)
-        found = []
+        return [(number, name, parts[feature]) for number, name, feature in self._named(parts)]
+
+    def _named(self, features: Sequence[str] | Mapping[str, Any]) -> Iterator[tuple[int, str, str]]:
+        """Yield the number of the table, the embedding's name and the feature of each lookup."""
         for number, table in enumerate(self._tables):
-            names = zip(self._feature_names[number], self._embedding_names[number], strict=True)
-            for feature, name in names:
-                if feature not in parts:
+            for feature, name in zip(self._feature_names[number], self._embedding_names[number], strict=True):
+                if feature not in features:
                     raise ValueError(
                         f"the batch has no feature '{feature}', which table '{table.name}' looks up; it has "
-                        f"{', '.join(parts) or 'none'}"
+                        f"{', '.join(features) or 'none'}"
                     )
-                found.append((number, name, parts[feature]))
-        return found
+                yield number, name, feature
+
+    def lookups(self, features: Sequence[str] | Mapping[str, Any]) -> list[tuple[TableLayer, str, str]]:
+        """Return the layer, the embedding's name and the feature of each lookup of a batch of `features`."""
+        return [(self.layers[number], name, feature) for number, name, feature in self._named(features)]
 
 
 class EmbeddingBagCollection(Collection):
@@ -253,7 +260,7 @@ class EmbeddingBagCollection(Collection):
         """Return the embedding of each feature and example, a KeyedTensor."""
         if is_compiling() and features.inverse_indices_or_none() is None:
             values = self._compiled(features, features.weights_or_none() if self._is_weighted else None)
-            return _package(features).KeyedTensor(list(self._names), list(self._dims), values)
+            return package_of(features).KeyedTensor(list(self._names), list(self._dims), values)
         return self._look_up(features)
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
@@ -263,7 +270,7 @@ class EmbeddingBagCollection(Collection):
             values = [torch.cat(_by_example(values, planned.lookups, inverse), dim=1)]
         names = [name for _, name, _ in planned.lookups]
         dims = [self._tables[number].embedding_dim for number, *_ in planned.lookups]
-        return _package(features).KeyedTensor(names, dims, values[0])
+        return package_of(features).KeyedTensor(names, dims, values[0])
 
 
 class EmbeddingCollection(Collection):
@@ -326,7 +333,7 @@ class EmbeddingCollection(Collection):
         # How many ids each of several features has is not known while a program is compiled.
         if is_compiling() and len(self._names) == 1 and features.keys() == self._feature_names[0]:
             values, indices = self._compiled(features), features.values() if self._need_indices else None
-            kind = _package(features).JaggedTensor
+            kind = package_of(features).JaggedTensor
             return {self._names[0]: kind(values=values, lengths=features.lengths(), weights=indices)}
         found: dict[str, Any] = self._look_up(features)
         return found
@@ -334,7 +341,7 @@ class EmbeddingCollection(Collection):
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _look_up(self, features: Any) -> dict[str, Any]:
         planned, (values,) = self._pooled(features)
-        kind = _package(features).JaggedTensor
+        kind = package_of(features).JaggedTensor
         found = {}
         rows = values.split([len(part.ids) for *_, part in planned.lookups])
         for (_, name, part), own in zip(planned.lookups, rows, strict=True):
@@ -351,13 +358,10 @@ def replacement(layer: Any, size: int) -> Collection | None:
     new: Collection
     if type(layer).__name__ == "EmbeddingBagCollection":
         tables, stock = layer.embedding_bag_configs(), layer.embedding_bags
-        # The rows are the layer's: none has to be made.
-        new = EmbeddingBagCollection([replace(table, init_fn=None) for table in tables], layer.is_weighted())
+        new = EmbeddingBagCollection(_without_rows(tables, stock), layer.is_weighted())
     elif type(layer).__name__ == "EmbeddingCollection":
         tables, stock = layer.embedding_configs(), layer.embeddings
-        new = EmbeddingCollection(
-            [replace(table, init_fn=None) for table in tables], need_indices=layer.need_indices()
-        )
+        new = EmbeddingCollection(_without_rows(tables, stock), need_indices=layer.need_indices())
     else:
         return None
     if all(table.num_embeddings < size for table in tables):
@@ -370,6 +374,14 @@ def replacement(layer: Any, size: int) -> Collection | None:
             own.set_rows(weight)
     new.train(layer.training)
     return new
+
+
+def _without_rows(tables: Sequence[Any], stock: Any) -> list[Any]:
+    """Return the tables without the functions of first rows that the layers of `stock` have called.
+
+    Those on the meta device have no rows yet.
+    """
+    return [table if stock[table.name].weight.is_meta else replace(table, init_fn=None) for table in tables]
 
 
 @dataclass
@@ -499,6 +511,7 @@ def _options(table: Any) -> dict[str, Any]:
         "initializer": initializer,
         "admission": getattr(table, "admission", None),
         "eviction": getattr(table, "eviction", ()),
+        "state_dtype": getattr(table, "state_dtype", None),
     }
 
 
@@ -512,7 +525,7 @@ def _name_of(value: Any) -> str:
     return str(value.value if isinstance(value, Enum) else value)
 
 
-def _package(features: Any) -> Any:
+def package_of(features: Any) -> Any:
     """Return the module whose classes a result has: that of the batch's."""
     if type(features).__module__.startswith("torchrec."):
         from torchrec.sparse import jagged_tensor

@@ -7,6 +7,7 @@ GradScaler and `zero_grad` find them. The optimizer's step pushes what they are 
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -173,17 +174,23 @@ _ALLOWED = frozenset(
     )
 )  # and predicates, is_…
 
+_READS = frozenset(("norm", "square", "pow", "abs"))
+
 
 class _OnServers(torch.Tensor):  # type: ignore[misc]
     """An empty tensor in the place of rows on servers, which refuses mathematics."""
 
     label = "an embedding layer"
+    layer: Callable[[], Any] = staticmethod(lambda: None)  # whose rows these are, while it is there
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Do what moves, describes or detaches the tensor; refuse anything else by name."""
+        """Do what moves, describes or detaches the tensor; refuse anything else by name, except norms.
+
+        They are of all rows, and their gradients train them, as in loops that add L2 of all parameters.
+        """
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
         if func is torch.autograd.grad:
@@ -191,6 +198,9 @@ class _OnServers(torch.Tensor):  # type: ignore[misc]
         if getattr(func, "namespace", "") == "oe_runtime":  # an operator of `operators`
             with _plain():
                 return func(*args, **kwargs)
+        layer = args[0].layer() if name in _READS and isinstance(args[0], _OnServers) else None
+        if layer is not None and layer.num_embeddings != -1:
+            return func(layer.weight, *args[1:], **kwargs)
         is_harmless = name in _ALLOWED or name.startswith(("is_", "_is_"))
         if not is_harmless and not (name == "backward" and not isinstance(args[0], _OnServers)):
             label = next((one.label for one in _flat(args, kwargs) if isinstance(one, _OnServers)), cls.label)
@@ -309,6 +319,10 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
     hooks: OrderedDict[int, Callable[[Any], Any]]
     hooks_after: OrderedDict[int, Callable[[Any], None]]
     after_backward: Callable[[], None] | None  # of rows that are pushed without a step
+
+    def belong_to(self, layer: Any, label: str) -> None:
+        """Be the parameter of this layer, and be called so."""
+        self.layer, self.label = weakref.ref(layer), label
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowsParameter:
         """Return a parameter without the gradient, as torch does."""

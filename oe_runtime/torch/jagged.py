@@ -59,6 +59,12 @@ class JaggedTensor:
 
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Any:
         """Return (lists, length, …): shorter lists are padded at their ends, longer ones cut off."""
+        if torch.compiler.is_exporting():
+            if desired_length is None:
+                raise ValueError("to_padded_dense: a model that is exported must give desired_length")
+            return torch.ops.oe_runtime.padded.default(
+                self._values, self.lengths(), desired_length, float(padding_value)
+            )
         offsets = self.offsets()
         lengths = torch.diff(offsets)
         longest = int(lengths.max()) if len(lengths) else 0
@@ -98,7 +104,8 @@ class KeyedJaggedTensor:
         self._keys = list(keys)
         self._jagged = JaggedTensor(values, weights, lengths, offsets)
         self._inverse_indices = inverse_indices
-        lists = len(lengths) if lengths is not None else len(self._jagged.offsets()) - 1
+        self._parts: dict[str, JaggedTensor] | None = None  # by feature, where they are known
+        lists = self._jagged.lengths().shape[0]  # torch.export takes len() for fixed
         if stride_per_key_per_rank is not None:
             self._strides = [sum(strides) for strides in stride_per_key_per_rank]
         else:
@@ -130,13 +137,15 @@ class KeyedJaggedTensor:
         weighted = [key for key, one in features.items() if one.weights_or_none() is not None]
         if 0 < len(weighted) < len(parts):
             raise ValueError(f"KeyedJaggedTensor: only {', '.join(weighted)} of the features have weights")
-        return KeyedJaggedTensor(
+        whole = KeyedJaggedTensor(
             list(features),
             torch.cat([one.values() for one in parts]),
             torch.cat([one.weights() for one in parts]) if weighted else None,
             lengths=torch.cat([one.lengths() for one in parts]),
-            stride_per_key_per_rank=[[len(one.lengths())] for one in parts],
+            stride_per_key_per_rank=[[one.lengths().shape[0]] for one in parts],
         )
+        whole._parts = dict(features)
+        return whole
 
     def keys(self) -> list[str]:
         """Return the features' names."""
@@ -182,6 +191,8 @@ class KeyedJaggedTensor:
 
     def to_dict(self) -> dict[str, JaggedTensor]:
         """Return the features by name."""
+        if self._parts is not None:
+            return dict(self._parts)
         offsets, found = self.offsets(), {}
         for key, (first, last) in zip(
             self._keys, pairwise(accumulate(self._strides, initial=0)), strict=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from oe_runtime.torch import collections, in_backward, operators
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
 from oe_runtime.torch.forward_pull import pull_in_forward
 
+_OF_MODULES = frozenset(vars(nn.Module()))  # parameters, modules, hooks
+_DEEPEST = 4  # lists in lists that may hold weights
+
 
 def distributed_model(
     model: Any,
@@ -31,21 +34,21 @@ def distributed_model(
     name_prefix: str = "",
     in_worker: Sequence[str] = (),
     fresh: bool | None = None,
+    state_dtype: str | None = None,
 ) -> Any:
     """Replace the large embeddings of `model` by tables on parameter servers, in place; return `model`.
 
     Replaces every `nn.Embedding` and `nn.EmbeddingBag` with num_embeddings ≥ `sparse_as_dense_size` by this
     package's layer, and every collection of TorchRec with such a table by this package's. Connects this
-    package's layers to `client`, by default the job's, or to tables in this
-    process. A table has the
-    name `name_prefix` + the layer's path in the model. Its rows start with the weights of the replaced layer,
+    package's layers to `client`, by default the job's, or to tables in this process. A table has the name
+    `name_prefix` + the layer's path in the model. Its rows start with the weights of the replaced layer,
     trained or not, which `distributed_optimizer` sends to the servers; with several processes of
     torch.distributed, those of the first. Make the optimizer after this. Rows of this package's layers start
-    from their `initializer`, a function of `seed`, the table's name and the row.
+    from their `initializer`, a function of `seed`, the table's name and the row. `state_dtype="bfloat16"`
+    halves the optimizer's state of rows, unless a layer says otherwise.
 
     Layers at the paths `in_worker` stay unchanged, with everything inside them. A warning names subclasses of
-    the two layers, and other layers with weights of a size that belongs on servers, which also stay in this
-    process.
+    the two layers, and other large weights, which also stay in this process.
 
     Where the servers already have rows of these tables, the optimizer keeps them with a warning. `fresh=True`
     drops them first, with their checkpoints in the servers' storage; it raises SpecError while clients other
@@ -73,25 +76,55 @@ def distributed_model(
         elif type(layer) in (nn.Embedding, nn.EmbeddingBag) and layer.num_embeddings >= sparse_as_dense_size:
             _refuse_shared(model, name, layer)
             replaced[id(layer)] = _replacement(name, layer)
-    if id(model) in replaced:
-        model = replaced[id(model)]
+    _replace_weights(model, replaced)
+    model = replaced.get(id(model), model)
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if id(child) in replaced:  # a layer that is used twice stays one
                 setattr(parent, name, replaced[id(child)])
     _warn_of_large_weights(model, sparse_as_dense_size, kept)
-    if client is None:
-        client = job_hooks.client() or Client.in_process()
+    client = client or job_hooks.client() or Client.in_process()
     for name, layer in table_layers(model).items():
         layer.client = client
         layer.default_name = name_prefix + (name or "embedding")
         layer.seed = seed
         layer.fresh = fresh
-        layer.anchor.label = f"layer '{layer.default_name}'"
+        layer.state_dtype = layer.state_dtype or state_dtype
+        layer.anchor.belong_to(layer, f"layer '{layer.default_name}'")
     _leave_out_of_ddp(model)
     pull_in_forward(model)
     operators.register(model)
     return model
+
+
+def _replace_weights(model: Any, replaced: Mapping[int, Any]) -> None:
+    """Put the rows of tables where modules hold the weights of layers that are `replaced`, by their ids.
+
+    DeepCTR-Torch's models hold them in lists, for L2.
+    """
+    weights = {
+        id(layer.weight): replaced[id(layer)].weight
+        for layer in model.modules()
+        if id(layer) in replaced and isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+    }
+
+    def replace(value: Any, depth: int = 0) -> Any:
+        if isinstance(value, nn.Parameter):
+            return weights.get(id(value), value)
+        if depth < _DEEPEST and type(value) in (list, tuple):
+            found = [replace(one, depth + 1) for one in value]
+            if any(one is not before for one, before in zip(found, value, strict=True)):
+                if isinstance(value, tuple):
+                    return tuple(found)
+                value[:] = found
+        elif depth < _DEEPEST and type(value) is dict:
+            for key, one in value.items():
+                value[key] = replace(one, depth + 1)
+        return value
+
+    for module in model.modules() if weights else ():
+        own = {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
+        vars(module).update({name: replace(value) for name, value in own.items()})
 
 
 def _leave_out_of_ddp(model: Any) -> None:

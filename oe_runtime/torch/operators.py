@@ -184,3 +184,41 @@ def _rows(ids: torch.Tensor, table: str, dim: int, double: bool, lookup: int) ->
 @_rows.register_fake  # type: ignore[untyped-decorator]
 def _(ids: Any, table: str, dim: int, double: bool, lookup: int) -> Any:
     return ids.new_empty((*ids.shape, dim), dtype=torch.float64 if double else torch.float32)
+
+
+@torch.library.custom_op("oe_runtime::bags", mutates_args=())  # type: ignore[untyped-decorator]
+def _bags(
+    rows: torch.Tensor,
+    begins: torch.Tensor,
+    weights: torch.Tensor | None,
+    counted: torch.Tensor | None,
+    mode: str,
+) -> torch.Tensor:
+    """Return the pooled rows of bags that begin there, without those that are not `counted`."""
+    if counted is not None:
+        begins = torch.cat([begins.new_zeros(1), counted.cumsum(0)])[begins]
+        rows, weights = rows[counted], None if weights is None else weights[counted]
+    if mode == "mean" and rows.dtype == torch.float32:  # the same numbers as the core's
+        sizes = torch.diff(begins, append=begins.new_tensor([len(rows)]))
+        mode, weights = "sum", (1 / sizes.to(rows.dtype)).repeat_interleave(sizes)
+    numbers = torch.arange(len(rows), device=rows.device)
+    found: torch.Tensor = torch.nn.functional.embedding_bag(
+        numbers, rows, begins, mode=mode, per_sample_weights=weights
+    )
+    return found
+
+
+@_bags.register_fake  # type: ignore[untyped-decorator]
+def _(rows: Any, begins: Any, weights: Any, counted: Any, mode: str) -> Any:
+    return rows.new_empty((begins.shape[0], rows.shape[1]))
+
+
+@torch.library.custom_op("oe_runtime::padded", mutates_args=())  # type: ignore[untyped-decorator]
+def _padded(values: torch.Tensor, lengths: torch.Tensor, length: int, padding: float) -> torch.Tensor:
+    """Return what `JaggedTensor.to_padded_dense` does."""
+    return jagged.JaggedTensor(values, lengths=lengths).to_padded_dense(length, padding)
+
+
+@_padded.register_fake  # type: ignore[untyped-decorator]
+def _(values: Any, lengths: Any, length: int, padding: float) -> Any:
+    return values.new_empty((lengths.shape[0], length, *values.shape[1:]))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from oe_runtime.client import Client, Pulled
+from oe_runtime.run.loops import StepBatches
 from oe_runtime.support.background import Background
 from oe_runtime.torch.batch_parts import BatchParts, Path, part_at
 from oe_runtime.torch.collections import Collection
@@ -164,6 +165,9 @@ class TrainPipeline:
     What the layers are called with is learned from each step: a tensor, array or KeyedJaggedTensor in the
     batch (in lists, tuples, dicts and attributes). A layer whose ids are not there, but computed from it,
     pulls its rows when it is called; a warning names it. Batches are in this process's memory (`device`).
+
+    In a job give it `loop.batches(loader)`, and call job.step after each `progress`. Then the job pulls ahead
+    where it knows the next batch, and its `staleness` holds.
     """
 
     def __init__(self, model: Any, optimizer: Any, device: Any = None, *, staleness: int = 0) -> None:
@@ -181,6 +185,8 @@ class TrainPipeline:
 
         Raises StopIteration at the end, and an error of `batches` at the batch that it is of.
         """
+        if isinstance(batches, StepBatches):  # of a job, which pulls ahead itself
+            return self._train(next(batches))
         waiting = self._waiting.pop(id(batches), None)
         draw = partial(next, batches)
         batch = self._ahead.read(draw) if waiting is None else waiting[1].result()
@@ -189,9 +195,12 @@ class TrainPipeline:
         following = self._ahead.begin(batch, draw)
         assert following is not None  # noqa: S101 - `draw` is given
         self._keep(batches, following)
+        return self._train(batch.data)
+
+    def _train(self, batch: Any) -> Any:
         self._optimizer.zero_grad()
         try:
-            result = self._model(batch.data)
+            result = self._model(batch)
         except BaseException:
             self._ahead.end_forward(learn=False)
             raise

@@ -115,6 +115,12 @@ def reshard(
         Path | None,
         typer.Option(metavar="DIR", help="Where to publish it; default: beside CHECKPOINT, as the newest."),
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of the rows: float32, float64, bfloat16 or float16; default: as they are.")
+    ] = "",
+    state_dtype: Annotated[
+        str, typer.Option(help="Of the optimizer's state: float32 or bfloat16; default: as it is.")
+    ] = "",
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
@@ -126,6 +132,8 @@ def reshard(
     oeprov stop, then oeprov resume --servers N.
     """
     where = [] if output is None else ["--output", output]
+    where += ["--dtype", dtype] if dtype else []
+    where += ["--state-dtype", state_dtype] if state_dtype else []
     return _tool(
         "reshard", "--servers", servers, *where, *_json(as_json), "--", _resolve(checkpoint, state_dir)
     )

@@ -35,6 +35,9 @@ def cost(
     dtype: Annotated[
         str, typer.Option(help="Of the weights: float32, float64, bfloat16 or float16.")
     ] = "float32",
+    state_dtype: Annotated[
+        str, typer.Option(help="Of the optimizer's state: float32 or bfloat16.")
+    ] = "float32",
     prices: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Prices and times; default: provision/jobs/prices.yml."),
@@ -78,5 +81,14 @@ def cost(
     from provision.cli.views.cost import show
     from provision.jobs import cost as found
 
-    model = found.Model(rows, dim, optimizer, cast(found.Dtype, dtype), changed_rows, kept, written_rows)
+    model = found.Model(
+        rows,
+        dim,
+        optimizer,
+        cast(found.Dtype, dtype),
+        changed_rows,
+        kept,
+        written_rows,
+        cast(found.StateDtype, state_dtype),
+    )
     return show(model, prices, epoch_hours, as_json=as_json)

@@ -22,6 +22,7 @@ from provision.cli import (
     jobs,
     lab,
     operations,
+    serve,
     servers,
     training,
 )
@@ -339,6 +340,7 @@ app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop
 app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAIN)
 app.add_typer(servers.app, name="servers", rich_help_panel=_TRAIN)
+app.add_typer(serve.app, name="serve", rich_help_panel=_TRAIN)
 app.command(rich_help_panel=_PROVISION, epilog=operations.HISTORY_EXAMPLES)(operations.history)
 app.command(rich_help_panel=_PROVISION, epilog=operations.MONITORING_EXAMPLES)(operations.monitoring)
 app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)

@@ -84,8 +84,8 @@ def launch_training(
     from provision.jobs.backends import containers, registry
     from provision.jobs.request import LaunchOptions
 
-    if on not in registry.PLACES:
-        raise typer.BadParameter(f"--on: found {on!r}; allowed: {', '.join(registry.PLACES)}")
+    if on not in registry.places():
+        raise typer.BadParameter(f"--on: found {on!r}; allowed: {', '.join(registry.places())}")
     if job is not None and not resume:
         raise typer.BadParameter(f"{job!r} is for --resume only; to name a new job: --name {job}")
     if consent and not resume:
@@ -142,7 +142,7 @@ def resume(
     from provision.jobs.backends import registry
     from provision.jobs.request import LaunchOptions
 
-    found = store.find(state_dir, job)
+    found = store.find_trained(state_dir, job)
     options = LaunchOptions(
         given,
         resume=found.id,
@@ -234,7 +234,7 @@ def fetch(
     from provision.jobs import store
     from provision.jobs.backends import registry
 
-    found = store.find(state_dir, job)
+    found = store.find_trained(state_dir, job)
     return registry.backend_of(found).fetch(found, checkpoints=checkpoints, replace=replace)
 
 

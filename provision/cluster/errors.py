@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_MOST_NAMED = 5  # jobs or runs in a message
 
 
 class OeprovError(Exception):
@@ -78,3 +81,18 @@ def did_you_mean(found: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """``; did you mean NAME?`` for the known name that is nearest; empty when none is near."""
     close = difflib.get_close_matches(found, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def why_not_one(
+    what: str, name: str, meant: Sequence[str], known: Sequence[str], place: Path, words: Iterable[str] = ()
+) -> str:
+    """Why a name means several of the ``known`` ids of a place, or none; ``words``: all that it might be."""
+
+    def listed(ids: Sequence[str]) -> str:
+        more = len(ids) - _MOST_NAMED
+        return ", ".join(ids[-_MOST_NAMED:]) + (f" and {more} older" if more > 0 else "")
+
+    if meant:
+        return f"{name} is {len(meant)} {what}s: {listed(meant)}; give more letters of its id"
+    hint = did_you_mean(name, words or known)
+    return f"no {what} {name} in {place}{hint} (last {what}s: {listed(known)})"

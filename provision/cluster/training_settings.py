@@ -131,8 +131,13 @@ class TrainingSettings(Settings):
     )
     row_precision: Annotated[Precision | None, _MODEL] = Field(
         default=None,
-        description="Precision of the tables' rows. bfloat16 halves their memory and traffic; the "
-        "optimizer's state stays in float32.",
+        description="Precision of the tables' weights in memory. bfloat16 halves them; rows on the wire stay "
+        "in float32.",
+    )
+    state_precision: Annotated[Precision | None, _MODEL] = Field(
+        default=None,
+        description="Precision of the optimizer's state of rows in memory, such as Adagrad's sums. bfloat16 "
+        "halves it; with training_row_precision bfloat16, rows take half of their memory.",
     )
     index: Annotated[Literal["array", "hash"] | None, _MODEL] = Field(
         default=None,
@@ -284,6 +289,11 @@ class TrainingSettings(Settings):
     )
     export: Annotated[bool, Flag(), _MODEL] = Field(
         default=True, description="Export the trained model as a SavedModel to the job's directory."
+    )
+    export_rows: Annotated[Literal["trained", "int8"] | None, Flag(), _MODEL] = Field(
+        default=None,
+        description="Rows of the export. trained: as they are. int8: 8-bit integers and a scale for each "
+        "row, about a quarter of the size.",
     )
 
     def decided(self) -> TrainingSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
@@ -23,11 +22,12 @@ from provision.cluster.inventory import Inventory
 from provision.dashboard import hostview
 from provision.hosts.survey import survey
 from provision.inventory import vault
-from provision.jobs import observing, store
+from provision.jobs import store
 from provision.jobs.backends import registry
 from provision.jobs.metrics import number
 from provision.jobs.screen import say
 from provision.jobs.store import Job
+from provision.node.command import replace_file
 from provision.node.directory import human
 
 _RUN_PAGE_SECONDS = 120  # at most, to make the page of one run
@@ -48,10 +48,8 @@ def run(inventory: Inventory, *, state_dir: Path, output: Path | None, runs: int
     with console.status("observing hosts and jobs"):
         hosts = hostview.hosts(inventory, survey(inventory))
         page = render(inventory, hosts, state_dir, runs)
-    partial = path.with_name(f".{path.name}.part")
     try:
-        partial.write_text(page, encoding="utf-8")
-        os.replace(partial, path)
+        replace_file(str(path), page.encode())
     except OSError as error:
         raise OeprovError(f"{path}: cannot be written: {error.strerror}") from None
     say(console, f"{path} ({human(len(page.encode()))})")
@@ -63,10 +61,9 @@ def run(inventory: Inventory, *, state_dir: Path, output: Path | None, runs: int
 
 def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: int) -> str:
     """The page. ``hosts`` come from ``hostview``; ``runs``: number of jobs with curves."""
-    there = store.all_jobs(state_dir)[-_MOST_JOBS:]
-    listed = [observing.readable_report(job) for job in reversed(there)]
-    shown = list(islice((page for job in reversed(there) if (page := run_page(job))), runs))
-    asked = registry.asked(store.directories(state_dir), _MOST_JOBS)
+    here, there = registry.split([job for job in store.directories(state_dir) if not job.broken], _MOST_JOBS)
+    here = here[-_MOST_JOBS:]
+    shown = list(islice((page for job in reversed(here) if (page := run_page(job))), runs))
     environment = Environment(
         loader=PackageLoader("provision.dashboard", "."),
         autoescape=True,
@@ -80,8 +77,8 @@ def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: i
         made=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
         oeprov=__version__,
         hosts=hosts,
-        jobs=listed,
-        clusters=[registry.backend_of(job).observe(job) for job in reversed(asked)],
+        jobs=[registry.backend_of(job).observe(job) for job in reversed(here)],
+        clusters=[registry.backend_of(job).observe(job) for job in reversed(there)],
         run_style=shown[0][0] if shown else "",
         runs=[content for _, content in shown],
         versions={
@@ -90,7 +87,7 @@ def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: i
             "Python": platform.python_version(),
         },
     )
-    for job in there:
+    for job in here:
         text = _without_token(text, job)
     return _PASSWORD.sub(r"\1…@", vault.hide(text))
 

@@ -101,15 +101,14 @@ class Watch:
 
     def jobs(self) -> list[Document]:
         """The last jobs, newest first; ``detailed``: the page shows processes and curves."""
-        found = [self._job(job) for job in store.all_jobs(self.state_dir)[-MOST_JOBS:]]
+        known = [job for job in store.directories(self.state_dir) if not job.broken]
+        here, there = registry.split(known, MOST_JOBS)
+        found = [self._job(job) for job in here[-MOST_JOBS:]]
         names = [item["job"] for item in observing.detailed(found)]
         for item in found:
             item["detailed"] = item["job"] in names
-        there = [
-            {**registry.backend_of(job).observe(job), "detailed": True}
-            for job in registry.asked(store.directories(self.state_dir), MOST_JOBS)
-        ]
-        return [*reversed(there), *reversed(found)]
+        asked = [{**registry.backend_of(job).observe(job), "detailed": True} for job in there]
+        return [*reversed(asked), *reversed(found)]
 
     def _job(self, job: Job) -> Document:
         times = tuple(
@@ -118,7 +117,7 @@ class Watch:
         known = self._ended.get(job.id)
         if known and known[0] == times:
             return dict(known[1])
-        found = {**observing.readable_report(job), "active": False}
+        found = {**registry.backend_of(job).observe(job), "active": False}
         if found["state"] == "unreadable":
             return found
         found.update(active=found["state"] in ACTIVE, course=asdict(course(job.metrics_file)))

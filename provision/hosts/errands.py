@@ -23,6 +23,7 @@ Errand = Literal[
     "check_data",
     "worker_ports",
     "deliver_script",
+    "pin",
 ]
 MOST_AT_ONCE = 64
 

@@ -8,11 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from provision.cluster.errors import ConvergeError, did_you_mean
+from provision.cluster.errors import ConvergeError, why_not_one
 from provision.hosts.journal import Journal, is_locked
 
 HostOutcome = Literal["done", "failed", "interrupted", "running", "not reached", "unchanged"]
-_MOST_NAMED = 5  # runs in a message
 
 
 @dataclass
@@ -204,14 +203,5 @@ def choose(runs: Iterable[Run], name: str, place: Path) -> Run:
     if whole:  # began in one second
         names = " or ".join(f"{run.cluster}/{run.id}" for run in whole)
         raise ConvergeError(f"{name} is a run of {len(whole)} clusters; say which: {names}")
-    if meant:
-        raise ConvergeError(f"{name} is {len(meant)} runs: {_listed(meant)}; give more letters of its id")
-    hint = did_you_mean(name, [run.id for run in known])
-    raise ConvergeError(
-        f"no run {name} in {place}{hint} (last runs: {_listed(known)}); `oeprov history` lists them"
-    )
-
-
-def _listed(runs: list[Run]) -> str:
-    more = len(runs) - _MOST_NAMED
-    return ", ".join(run.id for run in runs[-_MOST_NAMED:]) + (f" and {more} older" if more > 0 else "")
+    why = why_not_one("run", name, [run.id for run in meant], [run.id for run in known], place)
+    raise ConvergeError(why if meant else f"{why}; `oeprov history` lists them")

@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.hosts import askpass
-from provision.hosts.stop_request import StopRequest
+from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs.servers_run import supervisor_of
-from provision.jobs.store import Job
+from provision.jobs.store import ACTIVE, Job
+from provision.node import process
+
+_GRACE = 30.0  # seconds beyond those that servers of this machine may take to listen, for their supervisor
 
 
 def start_detached(job: Job, resume: bool) -> int:
@@ -30,6 +34,32 @@ def start_detached(job: Job, resume: bool) -> int:
             pass_fds=files,
         )
     return popen.pid
+
+
+def start_and_wait(job: Job, stop_request: StopRequest, stop_command: str) -> None:
+    """Start a job without workers in the background, and wait until all its servers of this machine listen.
+
+    Its state must be active: until the supervisor has written its first word, it is that of this process.
+    TrainingError says why they do not.
+    """
+    seconds = _GRACE + max(item.start_timeout for item in job.spec().processes)
+    pid = start_detached(job, False)
+    started = process.start_time(pid)
+    deadline = time.monotonic() + seconds
+    state = job.state()
+    while state.phase != "running":
+        if state.phase == "failed":
+            raise TrainingError(state.message)
+        if state.phase not in ACTIVE:  # stopped by another command, or killed
+            raise TrainingError(f"{job.id} does not run: {state.message}; its logs: {job.logs}")
+        if stop_request.wait(TICK) or time.monotonic() > deadline:
+            raise TrainingError(
+                f"the servers do not listen yet; their logs: {job.logs}; to stop them: {stop_command}"
+            )
+        is_there = process.alive(pid, started)
+        state = job.state()
+        if state.phase == "prepared" and not is_there:
+            raise TrainingError(f"{job.id} does not run: its supervisor has ended; its logs: {job.logs}")
 
 
 def main(argv: list[str]) -> int:

@@ -73,7 +73,6 @@ def remove(item: Holding, state_dir: Path, *, here_only: bool) -> None:
 def _remove_directory(job: Job) -> None:
     if job.directory.is_symlink():
         raise TrainingError(f"{job.directory} is a link; remove it and what it points to yourself")
-    # First the files that make it a job: the rest must not look like a whole one.
-    for path in (job.job_file, job.cluster_file):
-        path.unlink(missing_ok=True)
+    # First the file that makes it a job: the rest must not look like a whole one.
+    job.record_file(job.place).unlink(missing_ok=True)
     shutil.rmtree(job.directory)

@@ -2,7 +2,7 @@
 
 Sizes of rows are those of the runtime: weights and optimizer state without a header
 (core/spec/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that
-wastes more than a quarter (core/storage/row_store.h), and beside them the slots for what changes between
+wastes a quarter or more (core/storage/row_store.h), and beside them the slots for what changes between
 checkpoints (core/storage/slot_store.h). On drives, rows are packed into blocks, with room for the cleaner
 (docs/design/decisions/rows-on-nvme.md).
 """
@@ -24,6 +24,7 @@ from provision.cluster.training_settings import OPTIMIZER_STATES, OPTIMIZERS
 
 DEFAULT_PRICES = Path(__file__).with_name("prices.yml")
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+StateDtype = Literal["float32", "bfloat16"]
 System = Literal["dram", "pmem_libpmem", "dram_pmem", "dram_ssd"]
 
 _LINE = 256
@@ -97,6 +98,7 @@ class Model:
     changed: int | None = None
     kept: int = 3
     written: int = 0
+    state_dtype: StateDtype = "float32"
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,12 @@ class Choice:
 
 
 def row_bytes(model: Model) -> int:
-    """Bytes of a row: weights, with two more behind an odd number of halves, and the optimizer's state."""
-    weight, state = {"float32": (4, 4), "float64": (8, 8), "bfloat16": (2, 4), "float16": (2, 4)}[model.dtype]
+    """Bytes of a row: weights and the optimizer's state, each aligned to its numbers, and both to 4 bytes."""
+    weight = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}[model.dtype]
+    state = 2 if model.state_dtype == "bfloat16" else max(weight, 4)
     weights = model.dim * weight
-    weights += -weights % 4
-    return weights + values(model) * state
+    row = weights + -weights % state + values(model) * state
+    return row + -row % 4
 
 
 def values(model: Model) -> int:
@@ -139,7 +142,7 @@ def values(model: Model) -> int:
 def pool_bytes(row: int) -> float:
     """Bytes of persistent memory per row of ``row`` bytes, with its share of lines and metadata."""
     place = _LINE / (_LINE // row) if row < _LINE else math.ceil(row / _LINE) * _LINE
-    return (place if row >= int(place) - int(place) // 4 else row) + _SLOT
+    return (place if row > int(place) - int(place) // 4 else row) + _SLOT
 
 
 def log_bytes(row: int) -> float:
@@ -226,3 +229,9 @@ def check(model: Model) -> None:
         raise CostError(f"--optimizer: found {model.optimizer!r}; allowed: {', '.join(OPTIMIZERS)}")
     if model.dtype not in get_args(Dtype):
         raise CostError(f"--dtype: found {model.dtype!r}; allowed: {', '.join(get_args(Dtype))}")
+    states = get_args(StateDtype)[: 1 if model.dtype == "float64" else 2]  # whose state is float64
+    if model.state_dtype not in states:
+        with_dtype = f" with --dtype {model.dtype}" if model.dtype == "float64" else ""
+        raise CostError(
+            f"--state-dtype: found {model.state_dtype!r}; allowed{with_dtype}: {', '.join(states)}"
+        )

@@ -29,15 +29,15 @@ class Holding:
     step: int | None = None
     steps: int | None = None
     checkpoint: int | None = None
-    claims: list[str] = field(default_factory=list)  # volumes on Kubernetes of a job that can resume
+    claims: list[str] = field(default_factory=list)  # volumes on a cluster of a job that can resume
     left: list[str] = field(default_factory=list)  # where servers left rows that no checkpoint tells of
     stays: list[str] = field(default_factory=list)  # what its removal leaves elsewhere, one line each
 
     @property
     def changed(self) -> float:
         """When it was last started or ended, in seconds since 1970."""
-        files = (self.job.job_file, self.job.state_file, self.job.cluster_file, self.job.directory)
-        return max(map(store.modified, files)) / 1e9
+        record = self.job.record_file(self.job.place)
+        return max(map(store.modified, (record, self.job.state_file, self.job.directory))) / 1e9
 
     @property
     def total(self) -> int:
@@ -78,7 +78,7 @@ class Holding:
             "job": self.job.id,
             "name": self.job.name,
             **{name: getattr(self, name) for name in ("state", "problem", "step", "steps", "bytes")},
-            "on": "kubernetes" if self.job.on_kubernetes else "hosts",
+            "on": self.job.place,
             "started": local_time(self.job.started).isoformat() if self.job.started else None,
             "checkpoint_step": self.checkpoint,
             "pools": [{"path": str(path), "bytes": size} for path, size in self.pools],

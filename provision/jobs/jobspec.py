@@ -75,14 +75,20 @@ def server_request(inventory: Inventory, options: LaunchOptions) -> Request:
     if storage not in (None, *STORAGES):
         raise TrainingError(f"--storage: found {storage!r}; allowed: {', '.join(STORAGES)}")
     check_counts(servers, workers)
-    if name is not None and not _NAME.fullmatch(name):
+    if name is not None:
+        check_name(name)
+    check_secrets(inventory, options.settings)
+    wanted = Request(inventory.training, storage or "", 0, servers or 0, workers or 0, name or "")
+    return wanted if cache is None else replace(wanted, storage_cache=_cache(inventory, wanted, cache))
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that a job cannot have."""
+    if not _NAME.fullmatch(name):
         raise TrainingError(
             f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
             "dots, dashes and underscores"
         )
-    check_secrets(inventory, options.settings)
-    wanted = Request(inventory.training, storage or "", 0, servers or 0, workers or 0, name or "")
-    return wanted if cache is None else replace(wanted, storage_cache=_cache(inventory, wanted, cache))
 
 
 def check_secrets(inventory: Inventory, given: Mapping[str, Any]) -> None:
@@ -161,7 +167,7 @@ def check(inventory: Inventory, wanted: Request) -> None:
                 f"host {host.name}: worker_port {port}: {count} workers need ports beyond 65535"
             )
         if port and count > 1 and host.is_here:
-            _check_free("127.0.0.1", port, count, "worker_port")
+            check_free("127.0.0.1", port, count, "worker_port")
     check_servers(inventory, wanted)
 
 
@@ -180,7 +186,7 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
         count, port = servers_of(host, wanted), host.server.port
         check_ports(host, count)
         if port and here:
-            _check_free(host.server.host, port, count, "parameter_server_port")
+            check_free(host.server.host, port, count, "parameter_server_port")
 
 
 def check_ports(host: Host, count: int) -> None:
@@ -229,7 +235,8 @@ def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
     return str(host.get("address", "")), str(host.get("port", "")), item.storage
 
 
-def _check_free(address: str, first: int, count: int, setting: str) -> None:
+def check_free(address: str, first: int, count: int, setting: str) -> None:
+    """Refuse ports of this machine that others have."""
     for port in range(first, first + count):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as server:

@@ -187,11 +187,7 @@ class Launch:
             job = store.choose(store.all_jobs(self.state_dir), None, store.jobs_dir(self.state_dir))
         request.check_consent(self.options.consent, [job.id], job.directory.parent)
         spec, state = job.spec(), job.state()
-        if spec.is_servers_alone:
-            raise TrainingError(
-                f"{job.id} are parameter servers alone, which have no training to resume; to start them "
-                f"again: oeprov servers up --resume {job.id}"
-            )
+        require_training(spec)
         if state.phase in ACTIVE:
             raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
         if state.phase == "done" and not longer_asked:
@@ -201,12 +197,7 @@ class Launch:
                 f"job {job.id} is done: it has trained {trained}; to train it longer: oeprov "
                 f"resume {job.id} {how}"
             )
-        require_own_id(spec)
-        if spec.cluster != self.inventory.cluster:
-            raise TrainingError(
-                f"job {job.id} belongs to cluster {spec.cluster} ({spec.inventory}), "
-                f"not to {self.inventory.cluster} ({self.inventory.path})"
-            )
+        require_own(spec, self.inventory)
         return job
 
     def _moves(self, job: Job, spec: JobSpec, host: str) -> bool:
@@ -410,12 +401,31 @@ def _remove_pools(old: Fleet, used: Collection[str], console: Console) -> bool:
     return not errors
 
 
-def require_own_id(spec: JobSpec) -> None:
-    """TrainingError if another job has this job's id on one of its hosts: then it has never begun."""
+def require_training(spec: JobSpec) -> None:
+    """TrainingError for a job that has no training to resume."""
+    if spec.is_serving:
+        raise TrainingError(
+            f"{spec.id} are replicas that answer requests, which have no training to resume; to start them "
+            f"again: oeprov serve {spec.settings['model']}"
+        )
+    if spec.is_servers_alone:
+        raise TrainingError(
+            f"{spec.id} are parameter servers alone, which have no training to resume; to start them "
+            f"again: oeprov servers up --resume {spec.id}"
+        )
+
+
+def require_own(spec: JobSpec, inventory: Inventory) -> None:
+    """TrainingError for a job of another cluster, and if another has this job's id on one of its hosts."""
     if spec.foreign:
         raise TrainingError(
             f"{spec.id} has never begun: host {spec.foreign[0]} has another job of this id; launch it again: "
             f"it gets another one (to remove this one: oeprov jobs rm {spec.id})"
+        )
+    if spec.cluster != inventory.cluster:
+        raise TrainingError(
+            f"job {spec.id} belongs to cluster {spec.cluster} ({spec.inventory}), "
+            f"not to {inventory.cluster} ({inventory.path})"
         )
 
 
@@ -475,7 +485,7 @@ def _undo(job: Job, console: Console, foreign: Collection[str], *, fresh: bool) 
         job.write_spec(spec)
     hosts = Fleet(job, spec)
     with console.status("stopping what was started"):
-        answers = hosts.stop("parameter_server", keep_pools=not fresh)
+        answers = hosts.stop(spec.server_role, keep_pools=not fresh)
         others = hosts.stop("worker") if fresh else {}
     if taken := {*_taken(answers), *_taken(others)}:
         foreign = [*foreign, *sorted(taken)]

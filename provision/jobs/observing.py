@@ -47,7 +47,10 @@ def _process(
         "endpoint": item.endpoint,
         "unit": item.unit,
         "memory_bytes": None,
+        "version": None,
     }
+    if item.role == "replica" and item.alive and not item.unit:
+        found["version"] = job.ready(item.name).get("version")
     counters = _read_counters(job.server_metrics(item.name)) if item.role == "parameter_server" else {}
     nodes: Mapping[str, int] = {}
     cpuless: list[int] = []
@@ -67,6 +70,7 @@ def _process(
                 counters = {}  # those of an earlier process
             found.update(alive=seen["up"], pid=seen["pid"], memory_bytes=seen["resident"] or None)
             found.update(_unit_state(item, seen, answer["boot"]))
+            found["version"] = seen.get("version")
             if seen["port"] and item.endpoint:
                 found["endpoint"] = f"{item.endpoint.rpartition(':')[0]}:{seen['port']}"
     rates = counters.get("rates") or {}

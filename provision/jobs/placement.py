@@ -289,6 +289,7 @@ def training_words(training: TrainingSettings, run_dir: Path, script: Path | Non
         return arguments({"script": script, **options, "run_dir": run_dir})
     options["device"] = None if training.device == "auto" else training.device
     options["export"] = run_dir / "export" if training.export else None
+    options["export_rows"] = training.export_rows if training.export else None
     return arguments({**options, "run_dir": run_dir})
 
 

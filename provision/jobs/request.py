@@ -52,6 +52,21 @@ class LaunchOptions:
         return {**self.settings, **{name: value for name, value in own.items() if value is not None}}
 
 
+@dataclass(frozen=True)
+class ServeOptions:
+    """What is asked of replicas; ``model`` and ``rows`` are directories, URLs or jobs."""
+
+    model: str | None = None  # None: the last job's
+    rows: str | None = None
+    replicas: int = 1
+    name: str | None = None  # in requests, and of the job
+    host: str = "127.0.0.1"
+    port: int = 8501  # of the first one; 0: any
+    grpc_port: int | None = None
+    start_timeout: int = 600
+    arguments: Sequence[str] = ()  # of each process
+
+
 def flag(name: str) -> str:
     """The command-line flag of an option or setting."""
     if name == "script_arguments":

@@ -1,4 +1,4 @@
-"""The parameter servers of one run: start, wait until they listen, restart, stop.
+"""The servers of one run, or its replicas: start, wait until they listen, restart, stop.
 
 The supervisor starts and restarts those of this machine. The launch starts those of other hosts before the
 run, and systemd restarts them.
@@ -6,6 +6,7 @@ run, and systemd restarts them.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable
 
@@ -20,9 +21,11 @@ class ServerGroup:
 
     def __init__(self, run: JobRun, prepared: Iterable[ProcessState]) -> None:
         self.run = run
-        self.waited_for = bool(run.settings.get("server_wait"))  # workers wait for a lost server
+        self.role = run.spec.server_role
+        # Workers wait for a lost server. Clients of a lost replica ask another.
+        self.waited_for = bool(run.settings.get("server_wait")) or run.spec.is_serving
         begun = {item.name: item for item in prepared}
-        specs = [spec for spec in run.spec.processes if spec.role == "parameter_server"]
+        specs = [spec for spec in run.spec.processes if spec.role == self.role]
         self.members = [run.process(spec, begun.get(spec.name)) for spec in specs]
         self._stopped: list[ProcessState] = []  # all, after they were stopped
         self._restarts: dict[str, list[float]] = {}  # server -> times of its restarts
@@ -52,7 +55,7 @@ class ServerGroup:
     def find_lost(self) -> Process | None:
         """A server that has ended, or is not the process that was started; asks the hosts."""
         fleet = self.run.fleet
-        answers = fleet.observe() if fleet.hosts_of("parameter_server") else {}
+        answers = fleet.observe() if fleet.hosts_of(self.role) else {}
         for server in self.members:
             if server.spec.host in answers:
                 server.refresh(answers[server.spec.host])
@@ -98,12 +101,15 @@ class ServerGroup:
 
         ``keep_pools``: keep the rows in persistent memory that have a checkpoint, for a resumed job.
         """
+        if self.role == "replica":  # each answers its last requests for a while: all at once
+            for server in filter(lambda item: item.supervised, self.members):
+                server.send(signal.SIGTERM)
         for server in reversed(self.members):
             server.end(self.run.limits.server)
         for spec in self.run.spec.processes:
             if not (keep_pools and self.run.job.has_rows(spec)):
                 self.run.job.remove_pools(spec)
-        answers = self.run.fleet.stop("parameter_server", keep_pools=keep_pools)
+        answers = self.run.fleet.stop(self.role, keep_pools=keep_pools)
         self._stopped = ended(self.states(), answers)
         for line in describe(answers):
             self.run.emit({"event": "host_stopped", "line": line})

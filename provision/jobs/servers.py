@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -13,17 +12,15 @@ from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.hosts.journal import cluster_lock
-from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import jobspec, launching, placement, readiness, stopping, store
 from provision.jobs.backends import units
-from provision.jobs.background import start_detached
+from provision.jobs.background import start_and_wait
 from provision.jobs.request import LaunchOptions, Request, flag
 from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job, JobSpec, JobState
 
 NAME = "servers"
 _SETTINGS = ("tls", "server_wait", "storage", "storage_cache", "servers")  # that job.json keeps
-_GRACE = 30.0  # seconds beyond those that servers of this machine may take to listen, for their supervisor
 
 
 def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen: JobScreen) -> Job:
@@ -43,7 +40,7 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen:
         placement.check_connection(host)
     launch = launching.Launch(alone, options, state_dir, screen)
     with launch.stop_request.on_signals(), cluster_lock(state_dir, alone.cluster):
-        before = None if options.resume is None else _ended(state_dir, options, alone.cluster)
+        before = None if options.resume is None else _ended(state_dir, options, alone)
         if before is not None:
             wanted = _as_before(before.spec(), wanted)
         states = launch.check_hosts(wanted)
@@ -68,14 +65,13 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen:
         job.write_spec(spec)
         launch.prepare(job, placed)
     if any(not item.unit for item in spec.processes):
-        start_detached(job, False)
-        _wait(job, _GRACE + max(item.start_timeout for item in spec.processes), launch.stop_request)
+        start_and_wait(job, launch.stop_request, f"oeprov servers down {job.id}")
     else:
         job.write_state(JobState(phase="running", processes=job.state().processes))  # systemd supervises
     return job
 
 
-def _ended(state_dir: Path, options: LaunchOptions, cluster: str) -> Job:
+def _ended(state_dir: Path, options: LaunchOptions, inventory: Inventory) -> Job:
     """The servers to start again; TrainingError if they run, or if more is asked than that."""
     job = find(state_dir, options.resume)
     if options.given():
@@ -83,12 +79,7 @@ def _ended(state_dir: Path, options: LaunchOptions, cluster: str) -> Job:
         raise TrainingError(f"--resume keeps the settings of the servers; leave out {flags}")
     if stopping.is_running(job):
         raise TrainingError(f"{job.id} runs, or may still run; stop it first: oeprov servers down {job.id}")
-    spec = job.spec()
-    launching.require_own_id(spec)
-    if spec.cluster != cluster:
-        raise TrainingError(
-            f"{job.id} belongs to cluster {spec.cluster} ({spec.inventory}), not to {cluster}"
-        )
+    launching.require_own(job.spec(), inventory)
     return job
 
 
@@ -110,22 +101,6 @@ def _check_places(job: Job, before: JobSpec, now: JobSpec) -> None:
             f"{job.id} had {there}; in {now.inventory} it would have {here}, without those rows: use the "
             "inventory and the modes of then"
         )
-
-
-def _wait(job: Job, seconds: float, stop_request: StopRequest) -> None:
-    """Wait until all servers of this machine listen; TrainingError says why they do not."""
-    deadline = time.monotonic() + seconds
-    state = job.state()
-    # Until the supervisor has written its first word, the state is that of this process.
-    while state.phase != "running":
-        if state.phase == "failed":
-            raise TrainingError(state.message)
-        if stop_request.wait(TICK) or time.monotonic() > deadline:
-            raise TrainingError(
-                f"the servers do not listen yet; their logs: {job.logs}; to stop them: oeprov servers down "
-                f"{job.id}"
-            )
-        state = job.state()
 
 
 def down(state_dir: Path, name: str | None, *, screen: JobScreen) -> int:

@@ -1,4 +1,4 @@
-"""A run of parameter servers alone, for trainers that oeprov does not start."""
+"""A run without workers: parameter servers for trainers that oeprov does not start, or replicas."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ class ServersRun(Supervisor):
         self.servers.start()
         self._write("running")
         while not self.stop.wait(TICK):
-            for server in self.servers.lost():
-                if not self.servers.restart(server):
-                    return Outcome("failed", f"{server.label} {server.how_it_ended()}", 1)
+            gone = [server for server in self.servers.lost() if not self.servers.restart(server)]
+            # While other replicas answer, one is tried again when its restarts are long enough ago.
+            if gone and not (self.job_run.spec.is_serving and len(gone) < len(self.servers.members)):
+                return Outcome("failed", f"{gone[0].label} {gone[0].how_it_ended()}", 1)
         return Outcome("done", STOPPED, 0)
 
 
 def supervisor_of(job: Job) -> type[Supervisor]:
     """What runs the job."""
-    return ServersRun if job.spec().is_servers_alone else Supervisor
+    return Supervisor if job.spec().has_worker else ServersRun

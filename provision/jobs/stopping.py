@@ -17,7 +17,7 @@ from provision.jobs.backends import ssh
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.ending import result
 from provision.jobs.screen import JobScreen, say
-from provision.jobs.store import ACTIVE, DONE, STOPPED, Job, Phase
+from provision.jobs.store import ACTIVE, DONE, STOPPED, Job, Phase, Role
 from provision.node import process
 
 
@@ -55,6 +55,8 @@ def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
                 say(console, f"rows that have a checkpoint stay in {escape(', '.join(left))}")
                 say(console, f"  to start the servers with them: oeprov servers up --resume {job.id}{flag}")
                 say(console, f"  to lose them: oeprov jobs rm {job.id} --consent {job.id}{flag}")
+        elif job.spec().is_serving:
+            say(console, f"[green]✓[/] {job.id}: its replicas are down")
         else:
             screen.show_end(job, state_dir)
     if screen.as_json:
@@ -70,7 +72,8 @@ def _stop_orphans(job: Job) -> list[str]:
         return []
     hosts, lines, stopped = Fleet(job, job.spec()), [], {}
     keep = True
-    for role in ("worker", "parameter_server"):
+    roles: tuple[Role, ...] = ("worker", "parameter_server", "replica")
+    for role in roles:
         answers = hosts.stop(role, keep_pools=keep)
         stopped.update(answers)
         lines += ssh.describe(answers)
@@ -86,7 +89,7 @@ def _stop_orphans(job: Job) -> list[str]:
     known = job.state()  # read again: new events may have changed it
     earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", known.message)
     phase, message = _end(job, known.phase) or (known.phase, earlier)
-    if job.spec().is_servers_alone:
+    if not job.spec().has_worker:
         phase, message = "done", STOPPED
     left = ssh.message_of(stopped, message)
     message = f"{message}; {left}" if left else message
@@ -112,7 +115,7 @@ def wait_for_orphans(job: Job, stop: StopRequest | None = None) -> None:
 
     Not at once: a second SIGTERM ends a worker without a checkpoint. Raises Interrupted at a stop request.
     """
-    for role, seconds in (("worker", 600.0), ("parameter_server", 30.0)):
+    for role, seconds in (("worker", 600.0), ("parameter_server", 30.0), ("replica", 60.0)):
         for item in job.state().processes:
             if item.role != role or item.unit:
                 continue

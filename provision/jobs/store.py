@@ -22,26 +22,31 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from provision.cluster.errors import TrainingError, did_you_mean
+from provision.cluster.errors import TrainingError, why_not_one
 from provision.cluster.setting_types import explain
 from provision.jobs.backends.units import job_directory
 from provision.jobs.metrics import Event, course, has_event, last_end, summary
 from provision.node import jobfiles, process
+from provision.node.command import replace_file
 
+# Where jobs run, as --on names it: the file that each job there has, and the module with its ``Backend``.
+BACKENDS = {
+    "hosts": ("job.json", "provision.jobs.backends.hosts"),
+    "kubernetes": ("kubernetes.json", "provision.jobs.backends.kubernetes.backend"),
+}
 # Placeholders in a worker's command line: the servers' endpoints, known once they listen, and the workers'
 # own, at free ports of this machine.
 SERVERS, WORKERS = "{servers}", "{workers}"
 # Environment variables of a script's worker on its host; each start of the workers sets them anew.
 LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
-Role = Literal["parameter_server", "worker"]
+Role = Literal["parameter_server", "worker", "replica"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
 RESULTS = ("export", "report.html")  # that a run leaves at its end
 DONE = "training is done"
-STOPPED = "the servers were stopped"  # of parameter servers alone
+STOPPED = "the servers were stopped"  # of a job without workers
 _STEP = re.compile(r"step-(\d+)(?:\.\d+)?$")
 _STAMP = re.compile(r"-\d{8}-\d{6}(?:-\d+)?$")  # `create` appends it to a job's name
-_MOST_NAMED = 5  # jobs in a message
 
 
 class _Record(BaseModel):
@@ -96,6 +101,21 @@ class JobSpec(_Record):
     def is_servers_alone(self) -> bool:
         """Whether these are parameter servers for others (``oeprov servers``), and nothing trains."""
         return all(item.role == "parameter_server" for item in self.processes)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether these are replicas that answer requests (``oeprov serve``), and nothing trains."""
+        return any(item.role == "replica" for item in self.processes)
+
+    @property
+    def server_role(self) -> Role:
+        """The role of its processes that are kept up."""
+        return "replica" if self.is_serving else "parameter_server"
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether it trains, and so ends by itself."""
+        return any(item.role == "worker" for item in self.processes)
 
 
 class ProcessState(_Record):
@@ -155,9 +175,9 @@ class Job:
         self.directory = directory.absolute()
         self.id = directory.name
         self.job_file = self.directory / "job.json"
-        self.cluster_file = self.directory / "kubernetes.json"  # instead of it on Kubernetes
         self.state_file = self.directory / "state.json"
         self.token_file = self.directory / "token"
+        self.step_file = self.directory / "step"  # that its replicas serve; missing: the newest
         self.fetched_file = self.directory / "fetched.json"  # name in run/ -> its first byte of events since
         self.run_dir = self.directory / "run"
         self.logs = self.directory / "logs"
@@ -169,16 +189,20 @@ class Job:
         return _STAMP.sub("", self.id)
 
     @property
-    def on_kubernetes(self) -> bool:
-        """Whether it runs on a cluster, and not on hosts of the inventory."""
-        return os.path.isfile(self.cluster_file)
+    def place(self) -> str:
+        """Where it runs, as ``BACKENDS`` names it."""
+        return next((name for name in BACKENDS if os.path.isfile(self.record_file(name))), "hosts")
+
+    def record_file(self, place: str) -> Path:
+        """The file that says how the job runs at a place."""
+        return self.directory / BACKENDS[place][0]
 
     @property
     def broken(self) -> str:
         """Why nothing can be read of it; empty otherwise."""
         if not os.access(self.directory, os.R_OK | os.X_OK):
             return f"{self.directory}: permission denied"
-        if not self.on_kubernetes and not os.path.isfile(self.job_file):
+        if not os.path.isfile(self.record_file(self.place)):
             return (
                 "it has no job.json: its launch is not that far yet, or was killed; to remove it: "
                 f"oeprov jobs rm {self.id}"
@@ -187,13 +211,16 @@ class Job:
 
     @property
     def started(self) -> int:
-        """When its newest run was started, in ns since 1970; of one on Kubernetes, when it was made."""
-        file = self.token_file if self.on_kubernetes else self.job_file
-        return modified(file) or modified(self.directory)
+        """When its newest run was started, in ns since 1970; of one without job.json, when it was made."""
+        return modified(self.job_file) or modified(self.token_file) or modified(self.directory)
 
     def ready_file(self, process_name: str) -> Path:
         """Where a server says that it listens."""
         return self.directory / "ready" / f"{process_name}.json"
+
+    def ready(self, process_name: str) -> dict[str, Any]:
+        """What a server's ready file says; empty if there is none."""
+        return _read_object(self.ready_file(process_name))
 
     def here(self, path: str) -> Path:
         """The path on this machine of a worker's file; for a worker elsewhere, where ``fetch`` puts it."""
@@ -259,7 +286,7 @@ class Job:
         if state.phase in ACTIVE and not state.supervised:
             if state.phase == "running" and all(item.unit for item in state.processes):
                 with contextlib.suppress(TrainingError):
-                    if self.spec().is_servers_alone:
+                    if not self.spec().has_worker:
                         return state  # systemd has them
             if self.is_done():
                 return state.model_copy(update={"phase": "done", "message": DONE})
@@ -384,8 +411,13 @@ def _is_locked(directory: Path) -> bool:
 
 def manifest(checkpoint: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; empty if it cannot be read: the worker says what is wrong with it."""
+    return _read_object(checkpoint / "manifest.json")
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none."""
     try:
-        found = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -425,7 +457,7 @@ def all_jobs(state_dir: Path) -> list[Job]:
 def find(state_dir: Path, name: str | None) -> Job:
     """The job with this id, name or unique beginning of an id; without one, the last that was started.
 
-    On hosts or on Kubernetes. TrainingError lists the jobs that match, or all.
+    At any place. TrainingError lists the jobs that match, or all.
     """
     known, place = directories(state_dir), jobs_dir(state_dir)
     try:
@@ -435,6 +467,17 @@ def find(state_dir: Path, name: str | None) -> Job:
             if job.broken and name in (job.id, job.name):
                 raise TrainingError(f"job {job.id}: {job.broken}; `oeprov jobs` lists all") from None
         raise
+
+
+def find_trained(state_dir: Path, name: str | None) -> Job:
+    """``find``; without a name, the last job that has workers, or that does not say so here."""
+    if name is None:
+        for job in reversed([job for job in directories(state_dir) if not job.broken]):
+            with contextlib.suppress(TrainingError):
+                if job.place == "hosts" and not job.spec().has_worker:
+                    continue
+            return job
+    return find(state_dir, name)
 
 
 def choose(found: list[Job], name: str | None, place: Path) -> Job:
@@ -453,18 +496,9 @@ def choose(found: list[Job], name: str | None, place: Path) -> Job:
     )
     if len(meant) == 1:
         return meant[0]
-    if meant:
-        raise TrainingError(f"{name} is {len(meant)} jobs: {_listed(meant)}; give more letters of its id")
-    ids = {word: job.id for job in found for word in (job.name, job.id)}
-    hint = did_you_mean(name, ids)
-    last = f"(last jobs: {_listed(found)})"
-    raise TrainingError(f"no job {name} in {place}{hint} {last}; `oeprov jobs` lists them")
-
-
-def _listed(found: list[Job]) -> str:
-    more = len(found) - _MOST_NAMED
-    words = [job.id for job in found[-_MOST_NAMED:]]
-    return ", ".join(words) + (f" and {more} older" if more > 0 else "")
+    words = [word for job in found for word in (job.name, job.id)]
+    why = why_not_one("job", name, [job.id for job in meant], [job.id for job in found], place, words)
+    raise TrainingError(why if meant else f"{why}; `oeprov jobs` lists them")
 
 
 def modified(path: Path) -> int:
@@ -492,23 +526,5 @@ def create(state_dir: Path, name: str, now: datetime) -> Job:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file atomically; see ``write_text``."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file atomically: readers see the old one or the new one.
-
-    Raises OSError with the file's name, as for a full disk; then nothing has changed.
-    """
-    temporary = path.with_name(path.name + ".new")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    """Replace a JSON file; see ``replace_file``."""
+    replace_file(str(path), (json.dumps(value, indent=2) + "\n").encode())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from provision.lab import emulator, image, machine, programs
 from provision.lab import labels as label_area
 from provision.lab.machine import Machine, Report
 from provision.lab.node import Node
+from provision.node.command import replace_file
 
 _FIRST_SSH_PORT = 2221
 _BLOCK = 128 << 20  # memory is plugged in blocks of this size
@@ -220,10 +220,7 @@ class Lab:
         return state
 
     def _write_state(self, state: dict[str, Any]) -> None:
-        path = self.directory / "lab.json"
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(state, indent=2) + "\n")
-        os.replace(new, path)
+        replace_file(str(self.directory / "lab.json"), (json.dumps(state, indent=2) + "\n").encode())
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -62,6 +62,30 @@ def flush_directory(path: str) -> None:
         os.close(descriptor)
 
 
+def replace_file(path: str, data: bytes, mode: Optional[int] = None) -> None:
+    """Replace a file atomically and flush it to the disk: readers see the old one or the new one.
+
+    Raises OSError with the file's name, as for a full disk; then nothing has changed.
+    """
+    temporary = path + ".oeprov-new"
+    try:
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode
+        )
+        with os.fdopen(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+        flush_directory(os.path.dirname(path) or ".")
+    except OSError as error:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise OSError(error.errno, error.strerror, path)
+
+
 class System:
     """The host that this code runs on."""
 
@@ -141,25 +165,14 @@ class System:
         if self.exists(path) and self.read(path) == text:
             return False
         real = self.path(path)
-        temporary = real + ".oeprov-new"
-        in_place = path.startswith(("/sys/", "/proc/"))
         try:
-            if in_place:
+            if path.startswith(("/sys/", "/proc/")):
                 with open(real, "wb") as file:
                     file.write(text.encode())
                 return True
             os.makedirs(os.path.dirname(real), exist_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), mode)
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(temporary, real)
-            flush_directory(os.path.dirname(real))
+            replace_file(real, text.encode(), mode)
         except OSError as error:
-            if not in_place and os.path.exists(temporary):
-                os.unlink(temporary)
             raise CommandError(f"{path}: {error.strerror}")
         return True
 

@@ -12,12 +12,12 @@ import socket
 import time
 from typing import Any, Dict, Iterator, List
 
-from . import answer, environments, jobfiles, jobscript, numa, openat, port, process, systemd
+from . import answer, environments, jobfiles, jobscript, numa, openat, port, process, replicas, systemd
 from .command import CommandError, System
 
 STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
 MOST_EVENTS = 16 << 20  # bytes of events in one answer
-_UNIT = re.compile(r"oeprov-(\S+)-(server|worker)-\d+[.]service")  # of a job
+_UNIT = re.compile(r"oeprov-(\S+)-(server|worker|replica)-\d+[.]service")  # of a job
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - where TensorFlow's workers listen
 LOG_LINES = 200  # of each unit, brought back when it is stopped
 _READY = {"pid": int, "host": str, "port": int, "storage": str, "is_pmem": bool}
@@ -146,7 +146,8 @@ def _check_port(system: System, item: Dict[str, Any]) -> None:
     why = port.blocked(item["address"], item["port"])
     if why:
         who = port.holder(system, item["port"])
-        raise CommandError(_refusal(item, item["address"], item["port"], why, who, "parameter_server_port"))
+        setting = "--port" if item["role"] == "replica" else "parameter_server_port"
+        raise CommandError(_refusal(item, item["address"], item["port"], why, who, setting))
 
 
 def _refusal(item: Dict[str, Any], address: str, number: int, why: str, who: str, setting: str) -> str:
@@ -194,7 +195,7 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
         openat.remove(system, ready[item["unit"]])
         for name, text in item.get("files", {}).items():
             openat.write(system, os.path.join(directory, name), text, 0o600, uid, gid)
-    lasting = [item["unit"] for item in units if item["role"] == "parameter_server"]
+    lasting = [item["unit"] for item in units if item["role"] != "worker"]
     if lasting:
         system.check(["systemctl", "enable", "--no-reload", "--quiet"] + lasting)
     system.check(["systemctl", "daemon-reload"])
@@ -203,7 +204,7 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
     servers, again = [], False
     deadline = time.time() + args["seconds"]
     for item in units:
-        if item["role"] == "parameter_server":
+        if item["role"] != "worker":
             found = _wait_ready(system, item, ready[item["unit"]], deadline, args["seconds"])
             servers.append(dict(found, name=item["name"], unit=item["unit"]))
             # Workers know its port, so it must have the same one after a restart by systemd.
@@ -231,6 +232,8 @@ def _ready(system: System, path: str) -> Dict[str, Any]:
         return {}
     if any(type(known[key]) is not kind for key, kind in _READY.items()):
         return {}
+    if type(found.get("version")) is int:
+        known["version"] = found["version"]  # that a replica serves
     words = all(_WORD.fullmatch(known[key]) for key in ("host", "storage"))
     return known if words and known["pid"] > 0 and 0 < known["port"] < 1 << 16 else {}
 
@@ -250,9 +253,11 @@ def _wait_ready(
         if time.time() > deadline:
             said = systemd.last_words(systemd.journal(system, unit.name, 20, manager=False))
             raise CommandError(
-                "{} was not ready after {:.0f} s{}; if it needs longer, raise "
-                "parameter_server_start_timeout".format(
-                    item["name"], seconds, "; its last line: " + said if said else ""
+                "{} was not ready after {:.0f} s{}; if it needs longer, raise {}".format(
+                    item["name"],
+                    seconds,
+                    "; its last line: " + said if said else "",
+                    "--start-timeout" if item["role"] == "replica" else "parameter_server_start_timeout",
                 )
             )
         time.sleep(0.3)
@@ -391,8 +396,9 @@ def observe(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
     ``args``: ``directory``; ``offset`` in the trainer's ``metrics.jsonl``, or -1 for none of it. Gives
     ``processes`` by name: active, up, pid, started, restarts, exit_code, how (it ended, in words), port,
-    metrics (its own counters), nodes (bytes by memory node) and resident bytes; ``cpuless`` nodes of the
-    host; ``events``: new text of metrics.jsonl, at most 16 MiB; ``boot``: the boot's id.
+    version (that a replica serves), metrics (its own counters), nodes (bytes by memory node) and resident
+    bytes; ``cpuless`` nodes of the host; ``events``: new text of metrics.jsonl, at most 16 MiB; ``boot``: the
+    boot's id.
     """
     directory = args["directory"]
     items = jobfiles.recorded(system, directory)
@@ -410,6 +416,7 @@ def observe(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "exit_code": None if unit.up or unit.ending else unit.exit_code,
             "how": systemd.how_it_ended(system, unit) if unit.restarts or unit.failing or not unit.up else "",
             "port": ready.get("port", 0),
+            "version": ready.get("version"),
             "metrics": _metrics(system, directory, item["name"]),
             "nodes": numa.process_bytes(system, unit.pid) if unit.pid else {},
             "resident": process.resident_bytes(unit.pid) or 0,
@@ -477,6 +484,7 @@ _ERRANDS = {
     "check_data": check_data,
     "worker_ports": worker_ports,
     "deliver_script": jobscript.deliver,
+    "pin": replicas.pin,
 }
 
 

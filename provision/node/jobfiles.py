@@ -133,7 +133,7 @@ def recorded(system: System, directory: str) -> List[Dict[str, Any]]:
     found = []
     for unit in systemd.ours(system, job):
         name = unit[len("oeprov-" + job + "-") : -len(".service")]
-        role = "worker" if name.startswith("worker-") else "parameter_server"
+        role = {"worker": "worker", "replica": "replica"}.get(name.split("-")[0], "parameter_server")
         places = [path for path in _writable(system, unit) if path != directory]
         scratch = os.path.join(directory, "checkpoints", name)
         found.append({"name": name, "role": role, "unit": unit, "directories": [scratch] + places})

@@ -19,7 +19,7 @@ import zlib
 from typing import IO, Any, Callable, Dict, List
 
 from . import environments, jobfiles, openat, pipindex, systemd
-from .command import STOPPED, CommandError, Result, System
+from .command import STOPPED, CommandError, Result, System, replace_file
 
 SCRIPTS = jobfiles.HOME + "/scripts"
 ENVIRONMENTS = jobfiles.HOME + "/environments"
@@ -74,15 +74,10 @@ def archive_path(digest: str) -> str:
 def _keep(system: System, path: str, digest: str, archive: bytes) -> None:
     if hashlib.sha256(archive).hexdigest() != digest:
         raise CommandError("the script's archive did not come whole")
-    temporary = system.path(path + ".new")
+    real = system.path(path)
     try:
-        os.makedirs(os.path.dirname(temporary), 0o755, exist_ok=True)
-        with open(temporary, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # it may hold what only the user may read
-            file.write(archive)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, system.path(path))
+        os.makedirs(os.path.dirname(real), 0o755, exist_ok=True)
+        replace_file(real, archive, 0o600)  # it may hold what only the user may read
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}")
 

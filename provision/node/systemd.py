@@ -9,7 +9,7 @@ from .command import System, printable
 DIRECTORY = "/etc/systemd/system"
 _PROPERTIES = "Id,ActiveState,SubState,MainPID,Result,ExecMainCode,ExecMainStatus,NRestarts"
 _KILLED = (2, 3)  # CLD_KILLED and CLD_DUMPED, in ExecMainCode
-_OF_JOB = re.compile(r"oeprov-([A-Za-z0-9][A-Za-z0-9._-]*)-(?:server|worker)-[0-9]+[.]service")
+_OF_JOB = re.compile(r"oeprov-([A-Za-z0-9][A-Za-z0-9._-]*)-(?:server|worker|replica)-[0-9]+[.]service")
 EXITED = re.compile(r"Main process exited, (code=.*)")
 
 

@@ -7,7 +7,7 @@ It runs them in the current directory, and the first one that fails ends it. Wha
 - `<!-- not run: REASON -->` above a block: it is not run;
 - `<!-- exit code: N -->` above a block: its last command ends with N;
 - `<!-- run python: … -->` and `<!-- run bash: … -->`: code that is run and not shown;
-- `<!-- needs: MODULE -->`: the document is skipped where that Python module is not installed.
+- `<!-- needs: MODULE … -->`: the document is skipped where one of these Python modules is not installed.
 
 Ports are replaced by free ones. A block that starts a program with ` &` and `--port` waits until it listens.
 """
@@ -72,7 +72,7 @@ def examples(text: str) -> Iterator[Example]:
 
 def needs(text: str) -> list[str]:
     """The Python modules that a document needs beyond ours."""
-    return re.findall(r"<!-- needs: (\S+) -->", text)
+    return [module for found in re.findall(r"<!-- needs: (.+?) -->", text) for module in found.split()]
 
 
 class FreePorts:

@@ -63,11 +63,13 @@ def program() -> Any:
 
 def check_oeprov(words: list[str]) -> None:
     command, words = program(), words[1:]
-    if "--" in words and isinstance(command.commands.get(words[0]), WithScriptArguments):
-        words = words[: words.index("--")]  # what follows is a script's
+    if words[0] == "serve" and words[1:2] and words[1] not in command.commands["serve"].commands:
+        words.insert(1, command.commands["serve"].default_command)
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         assert words[0] in command.commands, f"there is no command {words[0]}"
         command, words = command.commands[words[0]], words[1:]
+    if "--" in words and isinstance(command, WithScriptArguments):
+        words = words[: words.index("--")]  # what follows is a script's
     known = {flag for item in command.params for flag in (*item.opts, *item.secondary_opts)} | {
         "-h",
         "--help",
@@ -172,7 +174,9 @@ def test_variables_that_are_named_are_known() -> None:
 
 
 def test_metrics_that_are_named_are_served() -> None:
-    source = (ROOT / "oe_runtime" / "server" / "metrics.py").read_text()
+    source = "".join(
+        (ROOT / "oe_runtime" / part / "metrics.py").read_text() for part in ("server", "serving")
+    )
     named = {name for document in DOCUMENTS for name in re.findall(r"`oe_(\w+)`", text_of(document))}
     assert len(named) > 5
     for name in named - {"runtime"}:

@@ -26,6 +26,7 @@ from sample_wheel import wheel
 from ssh_hosts import SshHost, SshHosts, why_not
 from test_training_supervisor import until
 
+from provision.cli import main
 from provision.cli.views import jobs as views
 from provision.cli.views.ending import last_screen
 from provision.cli.views.servers import show as show_servers
@@ -70,6 +71,17 @@ if os.path.exists("/run/real"):
     run = ("import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); "
         "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)")
     os.execv(sys.executable, [sys.executable, "-c", run, open("/run/real").read(), sys.argv[2], *words])
+if sys.argv[2] == "oe_runtime.serve":  # it serves the newest step, 3, or that of its step file
+    listening = socket.create_server((flags["--host"], int(flags["--port"])))
+    while True:
+        text = open(flags["--step-file"]).read() if os.path.exists(flags["--step-file"]) else ""
+        step = int(text) if text else None
+        with open(flags["--ready-file"] + ".tmp", "w") as file:
+            json.dump({"pid": os.getpid(), "host": flags["--host"], "port": listening.getsockname()[1],
+                "storage": "dram", "is_pmem": False, "version": step or 3, "step": step,
+                "problem": "rows are damaged" if step == 1 else ""}, file)
+        os.rename(flags["--ready-file"] + ".tmp", flags["--ready-file"])
+        time.sleep(0.02)
 assert flags["--tls"] == "on", "all hosts are reached over a network"
 if "--workers" in flags:  # they listen, as TensorFlow's do
     port = flags["--workers"].split(",")[int(flags["--rank"])].rpartition(":")[2]
@@ -682,6 +694,56 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     assert (report["state"], report["step"]) == ("done", 8)
     assert report["eval"]["auc"] == 0.75
     cluster.tell(two, f"rm -r /var/lib/oeprov/jobs/{job.id}")
+    cluster.assert_clean()
+
+
+def test_replicas_where_the_run_is(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    two = cluster.hosts[1]
+    cluster.servers = [cluster.hosts[0]]
+    cluster.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
+    assert cluster.launch(detach=True) == 0
+    trained = cluster.job()
+    run = f"/var/lib/oeprov/jobs/{trained.id}/run"
+    wait_for(lambda: "waiting" in cluster.tell(two, f"ls {run}"))
+    assert cluster.stop() == 0
+    for step in (1, 2, 3):
+        checkpoint = f"{run}/checkpoints/step-000000000{step}"
+        cluster.tell(two, f"mkdir -p {checkpoint} && echo '{{\"step\": {step}}}' >{checkpoint}/manifest.json")
+
+    def oeprov(*words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main.run([*words, "--state-dir", str(cluster.state_dir)]) == code
+        found = capsys.readouterr()
+        return found.err if code else found.out
+
+    def versions() -> list[int]:
+        found = json.loads(oeprov("status", job.id, "--json"))["jobs"][0]["processes"]
+        assert [item["state"] for item in found] == ["runs", "runs"]
+        return [item["version"] for item in found]
+
+    shown = oeprov("serve", "--replicas", "2", "--port", "0", "--host", "0.0.0.0")  # noqa: S104
+    job = cluster.job()
+    assert job.name == f"{trained.name}-serving"
+    assert f"http://{two.address}:" in shown
+    assert versions() == [3, 3]
+    unit = f"oeprov-{job.id}-replica-1.service"
+    assert unit in two.enter("ls", "/etc/systemd/system/multi-user.target.wants"), "it survives a reboot"
+    assert f"oe_runtime.serve {run} " in cluster.tell(two, f"cat /etc/systemd/system/{unit}")
+
+    assert "2 replicas serve step 2" in oeprov("serve", "rollback")
+    assert versions() == [2, 2]
+    assert "rows are damaged; the earlier step stays" in oeprov("serve", "rollback", code=1)
+    wait_for(lambda: versions() == [2, 2])
+    assert "step 9 is not kept; kept are 1, 2, 3" in oeprov("serve", "rollback", "--step", "9", code=1)
+    owner = cluster.tell(two, f"stat -c %U /var/lib/oeprov/jobs/{job.id}/step")
+    assert owner.strip() == "oeprov"
+    assert "2 replicas serve step 3" in oeprov("serve", "rollback", "--newest")
+
+    assert f"{two.name}: stopped replica-0, replica-1" in oeprov("stop")
+    assert job.state().phase == "done"
+    assert cluster.tell(two, "ls /etc/systemd/system | grep oeprov || :") == ""
+    assert "manifest.json" in cluster.tell(two, f"ls {run}/checkpoints/step-0000000002")
+    cluster.tell(two, f"rm -r /var/lib/oeprov/jobs/{trained.id}")
     cluster.assert_clean()
 
 

@@ -253,6 +253,18 @@ with job.training(model, optimizer, scheduler=scheduler) as loop:
                 os.kill(os.getpid(), signal.SIGTERM)
             job.step(loss=loss)
 """
+# Rows and dense weights by an optimizer each, with a schedule each that the job finds by itself.
+TORCH_TWO_OPTIMIZERS = (
+    TORCH.replace(
+        "optimizer = embed.distributed_optimizer(torch.optim.Adam(model.parameters(), 0.01), model)",
+        "rows = embed.distributed_optimizer(torch.optim.Adagrad(model.c1.parameters(), 0.1), model.c1)\n"
+        "optimizer = torch.optim.Adam(model.dense.parameters(), 0.01)\n"
+        "slower = torch.optim.lr_scheduler.ExponentialLR(rows, 0.95)",
+    )
+    .replace("job.training(model, optimizer, scheduler=scheduler)", "job.training(model, [rows, optimizer])")
+    .replace("zero_grad()", "zero_grad(), rows.zero_grad()")
+    .replace("optimizer.step()", "rows.step(), optimizer.step(), slower.step()")
+)
 # The same for Keras, whose data do not shuffle.
 TAPE = (
     KERAS.replace("callbacks = ", "unused = ")

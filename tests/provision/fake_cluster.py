@@ -18,7 +18,7 @@ STEPS = ["reading /shared/criteo", "step 20/40  loss 0.61", "step 40/40  loss 0.
 
 def all_jobs(state_dir: Path) -> list[Job]:
     """Every job on Kubernetes, oldest first."""
-    return [job for job in store.directories(state_dir) if job.on_kubernetes]
+    return [job for job in store.directories(state_dir) if job.place == "kubernetes"]
 
 
 class FakeCluster:

@@ -52,13 +52,14 @@ std::string Compare(const std::vector<TableChain>& before, const std::vector<Tab
 }
 
 std::string Reshard(const std::vector<TableChain>& chains, const std::string& table,
-                    const std::string& directory, uint32_t servers) {
+                    const std::string& directory, uint32_t servers, const std::string& dtype,
+                    const std::string& state_dtype) {
   std::vector<std::string> files;
   for (uint32_t server = 0; server < servers; ++server) {
     files.push_back(directory + "/" + TableFileName(table, {server, servers}));
   }
   json written = json::array();
-  for (const TableFileInfo& info : ReshardTable(chains, files)) {
+  for (const TableFileInfo& info : ReshardTable(chains, files, {dtype, state_dtype})) {
     written.push_back(ToJson(info));
     written.back()["file"] = TableFileName(table, info.shard);
   }
@@ -82,7 +83,8 @@ void BindCheckpoint(py::module_& module) {
              "Each server's files of a table, oldest first, after checking that they belong together.");
   module.def("compare_tables", &Compare, Release(), py::arg("before"), py::arg("after"), py::arg("memory"));
   module.def("reshard_table", &Reshard, Release(), py::arg("chains"), py::arg("table"), py::arg("directory"),
-             py::arg("servers"));
+             py::arg("servers"), py::arg("dtype") = "", py::arg("state_dtype") = "",
+             "Writes a table's files for another number of servers, with the dtypes that are given.");
 }
 
 }  // namespace oe

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   oe::BindCheckpoint(module);
   oe::BindClient(module);
   oe::BindData(module);
+  oe::BindFront(module);
   oe::BindOptimizers(module);
   oe::BindServer(module);
   oe::BindStrings(module);

@@ -5,10 +5,11 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 
+#include "oe_runtime/core/checkpoint/convert_rows.h"
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/common/error.h"
-#include "oe_runtime/core/common/half.h"
 #include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/spec/row_format.h"
 
@@ -17,31 +18,12 @@ namespace {
 
 constexpr size_t kRowOverhead = 40;  // of the index, at its emptiest, and a mark
 
-template <typename T>
-T ReadAs(const std::byte* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-
 double WeightOf(const std::byte* row, const RowFormat& format, size_t d) {
-  const std::byte* from = row + d * WeightBytes(format.dtype);
-  switch (format.dtype) {
-    case Dtype::kFloat64:
-      return ReadAs<double>(from);
-    case Dtype::kBfloat16:
-      return static_cast<double>(Bfloat16::ToFloat(ReadAs<uint16_t>(from)));
-    case Dtype::kFloat16:
-      return static_cast<double>(Float16::ToFloat(ReadAs<uint16_t>(from)));
-    case Dtype::kFloat32:
-      break;
-  }
-  return static_cast<double>(ReadAs<float>(from));
+  return NumberAt(row + d * WeightBytes(format.dtype), format.dtype);
 }
 
 double StateOf(const std::byte* row, const RowFormat& format, size_t i) {
-  const std::byte* from = row + format.state_at + i * ValueBytes(format.dtype);
-  return format.dtype == Dtype::kFloat64 ? ReadAs<double>(from) : static_cast<double>(ReadAs<float>(from));
+  return NumberAt(row + format.state_at + i * WeightBytes(format.state_dtype), format.state_dtype);
 }
 
 double Distance(double left, double right) {
@@ -99,6 +81,8 @@ class Comparison {
         after_(after),
         before_format_(FormatOf(before.spec)),
         after_format_(FormatOf(after.spec)),
+        same_dtypes_(before_format_.dtype == after_format_.dtype &&
+                     before_format_.state_dtype == after_format_.state_dtype),
         memory_(std::max<size_t>(memory, 1)) {
     if (before.spec.dim != after.spec.dim) return;
     weights_ = before.spec.dim;
@@ -151,7 +135,7 @@ class Comparison {
 
   void CompareRow(const std::byte* before, const std::byte* after) {
     if (weights_ == 0) return;
-    if (before_format_.dtype == after_format_.dtype) {
+    if (same_dtypes_) {
       const size_t bytes =
           state_ > 0 ? before_format_.facts_at : weights_ * WeightBytes(before_format_.dtype);
       if (std::memcmp(before, after, bytes) == 0) return;
@@ -167,7 +151,7 @@ class Comparison {
       of_state =
           std::max(of_state, Distance(StateOf(before, before_format_, i), StateOf(after, after_format_, i)));
     }
-    if (before_format_.dtype != after_format_.dtype && std::max(of_weights, of_state) > 0) ++result_.changed;
+    if (!same_dtypes_ && std::max(of_weights, of_state) > 0) ++result_.changed;
     result_.weights = std::max(result_.weights, of_weights);
     result_.state = std::max(result_.state, of_state);
   }
@@ -176,6 +160,7 @@ class Comparison {
   const TableFileInfo after_;
   const RowFormat before_format_;
   const RowFormat after_format_;
+  const bool same_dtypes_;
   const size_t memory_;
   size_t weights_ = 0;  // numbers of a row that are compared; 0 for those of other meaning
   size_t state_ = 0;
@@ -208,9 +193,9 @@ class Output {
     rows_.insert(rows_.end(), row, row + bytes_);
     if (keys_.size() == writer_.block_rows()) Write();
   }
-  TableFileInfo Finish() {
+  TableFileInfo Finish(PendingFiles* files) {
     if (!keys_.empty()) Write();
-    return writer_.Finish();
+    return writer_.Finish(files);
   }
 
  private:
@@ -248,8 +233,22 @@ TableDifference CompareTables(const std::vector<TableChain>& before, const std::
 }
 
 std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
-                                        const std::vector<std::string>& files) {
+                                        const std::vector<std::string>& files, const RowDtypes& dtypes) {
   TableFileInfo info = Check(chains);
+  const size_t row_bytes = info.row_bytes;
+  std::optional<RowConverter> converter;
+  if (!dtypes.weights.empty() || !dtypes.state.empty()) {
+    TableSpec spec = info.spec;
+    if (!dtypes.weights.empty()) spec.dtype = dtypes.weights;
+    // That of float64 tables goes with them.
+    if (!dtypes.state.empty() || spec.dtype == "float64" || info.spec.dtype == "float64") {
+      spec.state_dtype = dtypes.state;
+    }
+    spec = Complete(spec);
+    converter.emplace(info.spec, spec);
+    info.spec = spec;
+    info.row_bytes = converter->row_bytes();
+  }
   const auto servers = static_cast<uint32_t>(files.size());
   const bool array = info.spec.index == "array";
   std::vector<uint64_t> rows(servers);
@@ -263,24 +262,32 @@ std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
     info.rows = rows[server];
     outputs.push_back(std::make_unique<Output>(info));
   }
+  std::vector<std::byte> converted(info.row_bytes);
   for (const TableChain& chain : chains) {
     TableChainReader reader(chain);
     while (const size_t n = reader.NextBlock()) {
       for (size_t i = 0; i < n; ++i) {
         const Key key = reader.keys()[i];
-        outputs[server_of(key, servers, array)]->Add(key, reader.rows() + i * info.row_bytes);
+        const std::byte* row = reader.rows() + i * row_bytes;
+        if (converter) {
+          converter->Convert(key, row, converted.data());
+          row = converted.data();
+        }
+        outputs[server_of(key, servers, array)]->Add(key, row);
       }
     }
   }
   std::vector<TableFileInfo> written;
   written.reserve(outputs.size());
-  for (const auto& output : outputs) written.push_back(output->Finish());
-  if (info.spec.admission.name.empty()) return written;
-  for (uint32_t server = 0; server < servers; ++server) {
+  PendingFiles pending;
+  for (const auto& output : outputs) written.push_back(output->Finish(&pending));
+  const uint32_t filters = info.spec.admission.name.empty() ? 0 : servers;
+  for (uint32_t server = 0; server < filters; ++server) {
     const auto filter = FilterOf(Newest(chains), info.spec, info.version, {server, servers});
     if (filter == nullptr) break;
-    SaveFilter(*filter, info.spec, {server, servers}, info.version, FilterFileName(files[server]));
+    SaveFilter(*filter, info.spec, {server, servers}, info.version, FilterFileName(files[server]), &pending);
   }
+  pending.Publish();
   return written;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "oe_runtime/core/checkpoint/table_chain.h"
@@ -27,10 +28,17 @@ struct TableDifference {
 TableDifference CompareTables(const std::vector<TableChain>& before, const std::vector<TableChain>& after,
                               size_t memory);
 
+// The dtypes that a table gets; empty: those that it has.
+struct RowDtypes {
+  std::string weights;
+  std::string state;
+};
+
 // Writes the rows of a table anew for files.size() servers, files[s] being that of server s. Memory: two
-// blocks of 1 MiB for each of them. Throws CheckpointError naming the file; then those that were written
+// blocks of 1 MiB for each of them. Throws CheckpointError naming the file, or the key whose row has a number
+// beyond the new dtype, and SpecError for dtypes that the table cannot have; then files that were published
 // stay.
 std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
-                                        const std::vector<std::string>& files);
+                                        const std::vector<std::string>& files, const RowDtypes& dtypes = {});
 
 }  // namespace oe

@@ -155,18 +155,18 @@ void EncodeFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInf
 }
 
 void SaveFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInfo shard, uint64_t version,
-                const std::string& file) {
+                const std::string& file, PendingFiles* files) {
   const std::string temporary = file + ".tmp";
-  const File out(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  File out(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!out.ok()) throw CheckpointError("cannot write " + temporary + ": " + std::strerror(errno));
   try {
     EncodeFilter(filter, spec, shard, version,
                  [&](const void* data, size_t size) { WriteFully(out.get(), data, size, temporary); });
-    PublishFile(out.get(), temporary, file);
   } catch (...) {
     (void)::unlink(temporary.c_str());
     throw;
   }
+  files->Add(std::move(out), temporary, file);
 }
 
 bool LoadFilters(const std::vector<std::string>& table_files, const TableSpec& spec, uint64_t version,

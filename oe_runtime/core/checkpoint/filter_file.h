@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/policy/admission.h"
 #include "oe_runtime/core/spec/spec.h"
 
@@ -32,10 +33,10 @@ FilterFileInfo VerifyFilterFile(const std::string& file);
 void EncodeFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInfo shard, uint64_t version,
                   const AdmissionFilter::Sink& sink);
 
-// Writes the file of the server `shard` at `version` pushes, under a temporary name first, synced. Throws
-// CheckpointError naming it; then nothing is left of it.
+// Writes the file of the server `shard` at `version` pushes and adds it to `files`. Throws CheckpointError
+// naming it; then nothing is left of it.
 void SaveFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInfo shard, uint64_t version,
-                const std::string& file);
+                const std::string& file, PendingFiles* files);
 
 // Adds to `filter` the counts of the files beside `table_files`, which are files of one saved table at
 // `version` pushes; without a filter, only checks them. False if no such file exists. Throws

@@ -28,9 +28,15 @@ void CheckSpec(const TableFileInfo& info, const TableSpec& spec, size_t row_byte
     saved.eviction[i].params = spec.eviction[i].params;  // how many rows; which of them go must be the same
   }
   if (const auto difference = Difference(saved, spec)) {
+    std::string advice;
+    if (difference->field == "dtype") advice = "--dtype " + spec.dtype;
+    if (difference->field == "state_dtype") advice = "--state-dtype " + spec.state_dtype;
+    if (!advice.empty()) {
+      advice = "; set it back, or convert the checkpoint: oeprov reshard CHECKPOINT --servers N " + advice;
+    }
     throw CheckpointError(info.file + ": '" + difference->field + "' was " + difference->left +
                           " when table '" + info.spec.name + "' was saved, but table '" + spec.name +
-                          "' has " + difference->right);
+                          "' has " + difference->right + advice);
   }
   if (info.row_bytes != row_bytes) {
     throw CheckpointError(info.file + ": 'row_bytes' is " + std::to_string(info.row_bytes) + ", but table '" +

@@ -14,6 +14,7 @@
 
 #include "oe_runtime/core/checkpoint/open_file.h"
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/thread_pool.h"
 
 namespace oe {
 namespace {
@@ -26,6 +27,7 @@ constexpr uint32_t kIncrement = 2;
 constexpr uint32_t kLargestHeader = 1U << 20;
 constexpr size_t kBlockBytes = size_t{1} << 20;
 constexpr size_t kLargestBlockBytes = size_t{64} << 20;
+constexpr size_t kSyncsAtOnce = 8;
 constexpr uint64_t kLargestRowBytes = uint64_t{16} * kLargestDim * sizeof(double);
 
 std::string ErrnoText(int number) { return std::strerror(number); }
@@ -118,11 +120,29 @@ void WriteFully(int descriptor, const void* data, size_t size, const std::string
   }
 }
 
-void PublishFile(int descriptor, const std::string& temporary, const std::string& file) {
-  if (::fsync(descriptor) != 0) throw CheckpointError("cannot sync " + temporary + ": " + ErrnoText(errno));
-  if (::rename(temporary.c_str(), file.c_str()) != 0) {
-    throw CheckpointError("cannot rename " + temporary + " to " + file + ": " + ErrnoText(errno));
+PendingFiles::~PendingFiles() {
+  for (const Pending& pending : files_) (void)::unlink(pending.temporary.c_str());
+}
+
+void PendingFiles::Add(File written, const std::string& temporary, const std::string& file) {
+  files_.push_back({std::move(written), temporary, file});
+  if (files_.size() == kMost) Publish();
+}
+
+void PendingFiles::Publish() {
+  if (durable_ && !files_.empty()) {
+    const auto threads = static_cast<unsigned>(std::min(kSyncsAtOnce, files_.size()));
+    ThreadPool(threads).ParallelFor(files_.size(), [&](size_t i) {
+      if (::fsync(files_[i].written.get()) == 0) return;
+      throw CheckpointError("cannot sync " + files_[i].temporary + ": " + ErrnoText(errno));
+    });
   }
+  for (const Pending& pending : files_) {
+    if (::rename(pending.temporary.c_str(), pending.file.c_str()) == 0) continue;
+    throw CheckpointError("cannot rename " + pending.temporary + " to " + pending.file + ": " +
+                          ErrnoText(errno));
+  }
+  files_.clear();
 }
 
 void SyncDirectory(const std::string& directory) {
@@ -207,10 +227,12 @@ TableFileWriter::~TableFileWriter() {
   if (!finished_) (void)::unlink(temporary_.c_str());
 }
 
-TableFileInfo TableFileWriter::Finish() {
+TableFileInfo TableFileWriter::Finish(PendingFiles* files) {
   TableFileInfo info = encoder_->Finish();
-  PublishFile(out_.get(), temporary_, file_);
+  PendingFiles alone;
+  (files != nullptr ? files : &alone)->Add(std::move(out_), temporary_, file_);
   finished_ = true;
+  alone.Publish();
   return info;
 }
 

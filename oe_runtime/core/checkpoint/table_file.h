@@ -60,8 +60,36 @@ std::string HexText(uint64_t value);
 
 // Writes all of it; the CheckpointError of a failure names `file`.
 void WriteFully(int descriptor, const void* data, size_t size, const std::string& file);
-// Syncs an open file and gives it its name, which is durable after SyncDirectory().
-void PublishFile(int descriptor, const std::string& temporary, const std::string& file);
+
+// Files that were written under temporary names and get their own together, up to 64 at once. None has its
+// name before all of them are durable; the names are durable after SyncDirectory(). What is not published is
+// removed.
+class PendingFiles {
+ public:
+  // Without `durable` a power cut may lose them.
+  explicit PendingFiles(bool durable = true) : durable_(durable) {}
+  ~PendingFiles();
+  PendingFiles(const PendingFiles&) = delete;
+  PendingFiles& operator=(const PendingFiles&) = delete;
+
+  // Publishes all when they are so many.
+  void Add(File written, const std::string& temporary, const std::string& file);
+  // Syncs several at once, because a file system commits them together, then renames them in the order in
+  // which they were added.
+  void Publish();
+
+ private:
+  struct Pending {
+    File written;
+    std::string temporary;
+    std::string file;
+  };
+  static constexpr size_t kMost = 64;  // each is an open file
+
+  const bool durable_;
+  std::vector<Pending> files_;
+};
+
 // Makes the names of the files in a directory durable.
 void SyncDirectory(const std::string& directory);
 
@@ -92,8 +120,8 @@ class TableFileEncoder {
   std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash_;
 };
 
-// Writes `info.file` under the name `<file>.tmp`; Finish() syncs it and gives it its name. Without Finish()
-// the destructor removes it.
+// Writes `info.file` under the name `<file>.tmp`; Finish() adds it to `files`, or publishes it. Without
+// Finish() the destructor removes it.
 class TableFileWriter {
  public:
   explicit TableFileWriter(const TableFileInfo& info);
@@ -104,7 +132,7 @@ class TableFileWriter {
   size_t block_rows() const { return encoder_->block_rows(); }
   void WriteTombstones(const Key* keys, size_t n) { encoder_->WriteTombstones(keys, n); }
   void WriteBlock(const Key* keys, const std::byte* rows, size_t n) { encoder_->WriteBlock(keys, rows, n); }
-  TableFileInfo Finish();
+  TableFileInfo Finish(PendingFiles* files = nullptr);
 
  private:
   const std::string file_;

@@ -1,5 +1,6 @@
 #include "oe_runtime/core/checkpoint/table_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -64,6 +65,23 @@ class TableFileTest : public testing::Test {
   std::vector<Key> keys_;
   std::string content_;
 };
+
+// Not synced, it must not be seen: a power cut would leave a name without content.
+TEST_F(TableFileTest, NoPendingFileHasItsNameBeforeAllAreDurable) {
+  const std::string good = directory_.file("good");
+  const std::string bad = directory_.file("bad");
+  {
+    PendingFiles files;
+    for (const std::string& file : {good, bad}) WriteAll(file + ".tmp", "content");
+    files.Add(File(::open((good + ".tmp").c_str(), O_RDONLY | O_CLOEXEC)), good + ".tmp", good);
+    files.Add(File(), bad + ".tmp", bad);  // cannot be synced
+    EXPECT_EQ(MessageOf<CheckpointError>([&] { files.Publish(); }),
+              "cannot sync " + bad + ".tmp: Bad file descriptor");
+    EXPECT_FALSE(std::filesystem::exists(good));
+  }
+  EXPECT_FALSE(std::filesystem::exists(good + ".tmp"));
+  EXPECT_FALSE(std::filesystem::exists(bad + ".tmp"));
+}
 
 TEST_F(TableFileTest, InfoDescribesTheFile) {
   for (const TableFileInfo& info : {ReadTableFileInfo(file_), VerifyTableFile(file_)}) {

@@ -60,8 +60,6 @@ class Backend {
   // Why the servers are torn, as far as this client alone knows it: it could not tell all of them.
   virtual std::string torn() const { return ""; }
   virtual void Tear(const std::string& reason) = 0;
-  // Throws TornError if the servers do not have the same changes: pushes, rows by key, recoveries, restores.
-  virtual void RequireSameChanges() {}
   // Store::Assign, Store::Erase and Store::ReadRows on every server whose part has keys; sums of all. What is
   // assigned has been checked (Table::Assign).
   virtual Table::AssignCounts Assign(const std::vector<ServerRows>& parts) = 0;
@@ -72,7 +70,9 @@ class Backend {
   virtual bool TakesInPlace(const std::byte* values, bool dense) const = 0;
   // The keys of a part of a table on all servers (Table::Keys); ids[s] is the table's id on server s.
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
-  // An array, see Store::Save. `since` is the directory of the last save, or empty.
+  // An array, see Store::Save. `since` is the directory of the last save, or empty. Every change of another
+  // client (a push, rows by key, a recovery, a restore) is in it on all servers or on none, also of a
+  // Checkpoint(). Both throw TornError if the servers do not have the same changes.
   virtual nlohmann::json Save(const std::string& directory, const std::string& since) = 0;
   virtual void Restore(const std::vector<std::string>& directories) = 0;
   virtual void ApplyIncrement(const std::string& directory) = 0;  // Store::ApplyIncrement

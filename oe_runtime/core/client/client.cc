@@ -673,7 +673,6 @@ void Client::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, 
 nlohmann::json Client::Save(const std::string& directory, const std::string& since) {
   const std::lock_guard<std::mutex> request(request_mutex_);
   ++others_;
-  backend_->RequireSameChanges();
   return backend_->Save(directory, since);
 }
 
@@ -724,7 +723,6 @@ void Client::Checkpoint(uint64_t id, bool wait) {
   // Each table drops its oldest checkpoint when a new one is durable: where some are ahead of others, they
   // might have none in common any more.
   backend_->WaitDurable();
-  backend_->RequireSameChanges();
   backend_->Checkpoint(id, wait);
 }
 

@@ -6,6 +6,7 @@
 #include <asio/write.hpp>
 #include <cmath>
 #include <cstdio>
+#include <random>
 
 namespace oe {
 namespace {
@@ -31,6 +32,12 @@ ServerLost Lost(const Peer& peer, const std::string& what) {
 }
 
 namespace {
+
+// Below the first request's number: the name of this client (wire/frame.h), which is not 0.
+uint64_t NewName() {
+  std::random_device random;
+  return uint64_t{std::uniform_int_distribution<uint32_t>(1)(random)} << 32;
+}
 
 ServerLost Broken(const Peer& peer, const asio::error_code& error) {
   return Lost(peer, "the connection broke (" + error.message() + ")");
@@ -87,7 +94,7 @@ struct Exchanger::State {
 };
 
 Exchanger::Exchanger(asio::io_context* io, std::function<void()> check_interrupt)
-    : io_(io), check_interrupt_(std::move(check_interrupt)) {}
+    : io_(io), check_interrupt_(std::move(check_interrupt)), request_(NewName()) {}
 
 void Exchanger::Fail(std::exception_ptr error) {
   if (!error_) error_ = std::move(error);

@@ -29,6 +29,7 @@ struct Peer {
   bool reads_ahead = false;            // whether it takes Op::kReadAhead
   bool counts_changes = false;         // whether it takes RowsRequest::change
   bool places_rows = false;            // whether it takes RowsRequest::placed
+  bool cuts = false;                   // whether it takes Op::kCut
   uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
   HostWatch host;
 };
@@ -84,9 +85,9 @@ class Exchanger {
   std::unique_ptr<TlsContext> tls_;  // once some peer needs it
   const std::function<void()> check_interrupt_;
   std::chrono::seconds silence_{};  // of a host, after which it is held for vanished
-  uint64_t request_ = 0;
-  size_t pending_ = 0;        // operations under way
-  std::exception_ptr error_;  // the first that ended the exchange
+  uint64_t request_;                // the last one's number (wire/frame.h)
+  size_t pending_ = 0;              // operations under way
+  std::exception_ptr error_;        // the first that ended the exchange
 };
 
 ServerLost Lost(const Peer& peer, const std::string& what);

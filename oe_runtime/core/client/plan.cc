@@ -297,7 +297,11 @@ void FindPlaces(const BatchPlan& plan, const std::vector<std::vector<uint32_t>>&
 BatchPlan MakePlan(const std::vector<TableSpec>& tables, const std::vector<IdsView>& ids,
                    const std::vector<std::pair<uint32_t, uint32_t>>& lookups, uint32_t servers,
                    ThreadPool* pool) {
-  return Planner(tables, ids, lookups, servers, pool).Make();
+  constexpr size_t kFewIds = 8192;  // planned before another thread has woken up
+  static ThreadPool* const caller = new ThreadPool(1);
+  size_t total = 0;
+  for (const IdsView& view : ids) total += view.size;
+  return Planner(tables, ids, lookups, servers, total < kFewIds ? caller : pool).Make();
 }
 
 Overlap FindOverlap(const BatchPlan& plan, const BatchPlan& other, const std::set<uint32_t>& whole,

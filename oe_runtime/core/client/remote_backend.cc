@@ -26,9 +26,13 @@ constexpr double kLongTimeout = 3600;
 
 constexpr uint64_t kMostPulled = uint64_t{256} << 20;  // by one message; what is more comes by several
 constexpr uint64_t kMostPushed =
-    kMaxBody - (uint64_t{1} << 20);                        // there is more in a message than this counts
-constexpr size_t kMostReason = 1000;                       // bytes
+    kMaxBody - (uint64_t{1} << 20);   // there is more in a message than this counts
+constexpr size_t kMostReason = 1000;  // bytes
+constexpr char kCloseCut[] = R"({"close": true})";
 constexpr auto kSettle = std::chrono::milliseconds(2000);  // for a push that some servers have already
+// As long a cut is waited for before others' changes go on: at first, and later. A server closes it later.
+constexpr auto kFirstCut = kSettle + std::chrono::milliseconds(500);
+constexpr auto kLastCut = std::chrono::milliseconds(6000);
 
 struct HostPort {
   std::string host;
@@ -166,40 +170,6 @@ class RemoteBackend : public Backend {
     if (told) torn_.clear();
   }
 
-  void RequireSameChanges() override {
-    RequireIntact();
-    if (peers_.size() == 1) return;
-    for (const auto& peer : peers_) {
-      if (peer->version < kVersion6) return;
-    }
-    // Asynchronous workers push while others save.
-    const bool pushes = !worker_.takes_part() || worker_.synchronous;
-    using Clock = std::chrono::steady_clock;
-    std::vector<json> before;
-    Clock::time_point still = Clock::now();  // since when nothing has moved
-    for (;;) {
-      std::vector<json> now = AskAll(Op::kVersions, "", patience_);
-      std::string difference = DifferenceOfOrigins(now);
-      const bool origins = !difference.empty();
-      if (!origins && pushes) difference = DifferenceOfPushes(now);
-      if (difference.empty() && pushes) difference = DifferenceOfChanges(now);
-      if (difference.empty()) return;
-      bool pushing = false;
-      for (size_t i = 0; i < now.size(); ++i) {
-        pushing = pushing || now[i].value("pushing", 0) > 0;
-        // Somebody else pushes: a server may just not have the latest yet.
-        if (!origins && !before.empty() && now[i]["tables"] != before[i]["tables"]) return;
-      }
-      if (pushing) still = Clock::now();
-      if (Clock::now() - still >= kSettle) {
-        Tear(difference);
-        throw TornError(TornText(difference));
-      }
-      before = std::move(now);
-      std::this_thread::sleep_for(kSettle / 20);
-    }
-  }
-
   Table::AssignCounts Assign(const std::vector<ServerRows>& parts) override {
     Table::AssignCounts sum;
     for (const auto& [server, call] : AskRows(Op::kAssign, parts, true)) {
@@ -269,9 +239,10 @@ class RemoteBackend : public Backend {
       for (const auto& [name, spec] : tables_) tables.push_back(name);
       request["since"] = TableChecksums(since, tables);
     }
+    if (!wire_checkpoints_) request["directory"] = directory;
+    request["cut"] = HoldChanges();
     std::vector<json> replies;
     if (!wire_checkpoints_) {
-      request["directory"] = directory;
       replies = AskAll(Op::kSave, request.dump(), long_patience_);
     } else {
       Transfer([&](const Ask& ask) {
@@ -306,7 +277,8 @@ class RemoteBackend : public Backend {
 
   void Checkpoint(uint64_t id, bool wait) override {
     RequireIntact();
-    AskAll(Op::kCheckpoint, json{{"id", id}, {"wait", wait}}.dump(), long_patience_);
+    const bool cut = HoldChanges();
+    AskAll(Op::kCheckpoint, json{{"id", id}, {"wait", wait}, {"cut", cut}}.dump(), long_patience_);
   }
 
   std::vector<uint64_t> Checkpoints() override {
@@ -503,6 +475,184 @@ class RemoteBackend : public Backend {
     }
   }
 
+  using Clock = std::chrono::steady_clock;
+
+  // Returns when all servers have the same changes, and whether those of other clients wait until the save
+  // that follows has begun. Batches of synchronous workers do not, nor do changes on servers that know no
+  // cut: they are only compared. Throws TornError.
+  bool HoldChanges() {
+    RequireIntact();
+    if (std::any_of(peers_.begin(), peers_.end(),
+                    [](const auto& peer) { return peer->version < kVersion6; })) {
+      return false;
+    }
+    if ((worker_.takes_part() && worker_.synchronous) ||
+        !std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->cuts; })) {
+      RequireSameChanges();
+      return false;
+    }
+    for (std::chrono::milliseconds limit = kFirstCut;;) {
+      const std::vector<json> opened = OpenCut();
+      const bool open = !opened.empty();
+      try {
+        if (open && AwaitCut(limit, opened)) return true;
+      } catch (const json::exception& problem) {
+        throw ProtocolError(std::string("the state of a cut makes no sense: ") + problem.what());
+      }
+      AskAll(Op::kCut, kCloseCut, long_patience_);
+      // Another client saves, or one whose change is on its way is slow: the others go on meanwhile.
+      const Clock::time_point next = Clock::now() + (open ? limit : kSettle / 100);
+      while (Clock::now() < next) {
+        std::this_thread::sleep_for(kSettle / 100);
+        if (open) AskAll(Op::kVersions, "", patience_);  // notices an interrupt
+      }
+      if (open) limit = kLastCut;
+    }
+  }
+
+  // Returns the states of the servers; none if another client has a cut open. The first server decides
+  // between clients that save at the same time.
+  std::vector<json> OpenCut() {
+    const std::string body = Text(json{{"open", true}});
+    std::vector<json> states(peers_.size());
+    for (const bool first : {true, false}) {
+      std::vector<Call> calls = SameCalls(body);
+      for (size_t i = 0; i < calls.size(); ++i) calls[i].skip = (i == 0) != first;
+      RunWhole(Op::kCut, &calls, long_patience_);
+      for (size_t i = 0; i < calls.size(); ++i) {
+        if (calls[i].skip) continue;
+        states[i] = ParseReply(i, calls[i]);
+        if (!states[i].value("open", false)) return {};
+      }
+    }
+    return states;
+  }
+
+  // Lets changes through until all servers, which are in these states, are between the same two of every
+  // client. False if that takes longer than the limit.
+  bool AwaitCut(std::chrono::milliseconds limit, std::vector<json> states) {
+    const Clock::time_point opened = Clock::now();
+    Clock::time_point still = opened;  // since when nothing has moved
+    std::chrono::microseconds pause{100};
+    std::vector<json> before;
+    for (;;) {
+      uint64_t running = 0;
+      uint64_t pushing = 0;
+      for (const json& state : states) {
+        if (!state.at("open").get<bool>()) return false;
+        running += state.at("running").get<uint64_t>();
+        pushing += state.at("pushing").get<uint64_t>();
+      }
+      const Clock::time_point now = Clock::now();
+      if (states != before || running > 0 || pushing > 0) still = now;
+      const bool settled = now - still >= kSettle;
+      std::vector<json> let = Lagging(states);
+      const bool lags = std::any_of(let.begin(), let.end(), [](const json& one) { return !one.empty(); });
+      if (settled || (running == 0 && !lags)) {
+        if (peers_.size() == 1) return true;
+        const std::vector<json> versions = AskAll(Op::kVersions, "", long_patience_);
+        const std::string difference = DifferenceOf(versions);
+        if (difference.empty()) return true;
+        if (settled) {
+          AskAll(Op::kCut, kCloseCut, long_patience_);
+          Tear(difference);
+          throw TornError(TornText(difference));
+        }
+        AddNameless(versions, states, &let);
+      }
+      if (now - opened >= limit) return false;
+      before = std::move(states);
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, std::chrono::microseconds(20000));
+      states = LetThrough(let);
+    }
+  }
+
+  // Returns the servers' states after these changes may begin.
+  std::vector<json> LetThrough(const std::vector<json>& let) {
+    std::vector<std::string> bodies(let.size());
+    std::vector<Call> calls(let.size());
+    for (size_t i = 0; i < calls.size(); ++i) {
+      bodies[i] = Text(json{{"let", let[i]}});
+      calls[i].body = {View(bodies[i])};
+    }
+    RunWhole(Op::kCut, &calls, long_patience_);
+    std::vector<json> states(calls.size());
+    for (size_t i = 0; i < calls.size(); ++i) states[i] = ParseReply(i, calls[i]);
+    return states;
+  }
+
+  // What each server has not that another has: the clients, and their last changes there.
+  static std::vector<json> Lagging(const std::vector<json>& states) {
+    constexpr size_t kMost = 1000;  // at once
+    std::map<uint64_t, uint64_t> furthest;
+    for (const json& state : states) {
+      for (const json& client : state.at("clients")) {
+        uint64_t& change = furthest[client.at(0).get<uint64_t>()];
+        change = std::max(change, client.at(1).get<uint64_t>());
+      }
+    }
+    std::vector<json> let(states.size(), json::array());
+    for (size_t i = 0; i < states.size(); ++i) {
+      for (const json& client : states[i].at("clients")) {
+        const auto name = client.at(0).get<uint64_t>();
+        if (name == 0 || client.at(1).get<uint64_t>() == furthest[name] || let[i].size() == kMost) continue;
+        let[i].push_back({name, furthest[name]});
+      }
+    }
+    return let;
+  }
+
+  // The same of clients without a name, whose pushes are counted.
+  static void AddNameless(const std::vector<json>& versions, const std::vector<json>& states,
+                          std::vector<json>* let) {
+    for (const auto& item : versions.front().at("tables").items()) {
+      const std::vector<uint64_t> pushes = PushesTo(versions, item.key());
+      if (pushes.empty()) continue;
+      const uint64_t most = *std::max_element(pushes.begin(), pushes.end());
+      for (size_t i = 0; i < states.size(); ++i) {
+        const json& clients = states[i].at("clients");
+        if (pushes[i] == most || clients.empty() || clients.front().at(0) != 0) continue;
+        (*let)[i].push_back({0, clients.front().at(1).get<uint64_t>() + most - pushes[i]});
+      }
+    }
+  }
+
+  // Throws TornError if the servers stay different while nobody changes them.
+  void RequireSameChanges() {
+    if (peers_.size() == 1) return;
+    std::vector<json> before;
+    Clock::time_point still = Clock::now();  // since when nothing has moved
+    for (;;) {
+      std::vector<json> now = AskAll(Op::kVersions, "", patience_);
+      const std::string difference = DifferenceOf(now);
+      if (difference.empty()) return;
+      const bool origins = !DifferenceOfOrigins(now).empty();
+      bool pushing = false;
+      for (size_t i = 0; i < now.size(); ++i) {
+        pushing = pushing || now[i].value("pushing", 0) > 0;
+        // Somebody else pushes: a server may just not have the latest yet.
+        if (!origins && !before.empty() && now[i]["tables"] != before[i]["tables"]) return;
+      }
+      if (pushing) still = Clock::now();
+      if (Clock::now() - still >= kSettle) {
+        Tear(difference);
+        throw TornError(TornText(difference));
+      }
+      before = std::move(now);
+      std::this_thread::sleep_for(kSettle / 20);
+    }
+  }
+
+  // Empty if all servers have the same changes. Those of asynchronous workers are not compared: one that is
+  // lost leaves its last push wherever it came.
+  std::string DifferenceOf(const std::vector<json>& versions) const {
+    std::string difference = DifferenceOfOrigins(versions);
+    if (!difference.empty() || (worker_.takes_part() && !worker_.synchronous)) return difference;
+    difference = DifferenceOfPushes(versions);
+    return difference.empty() ? DifferenceOfChanges(versions) : difference;
+  }
+
   // All tables of all servers are replaced.
   void GoBack(const std::string& what, Op op, const std::string& body) {
     std::vector<Call> calls = SameCalls(body);
@@ -575,22 +725,29 @@ class RemoteBackend : public Backend {
     });
   }
 
-  // Which table has other pushes on one server than on another; empty if none. Counted from when the job last
-  // went back, if it has everywhere: a checkpoint of asynchronous workers may have other versions on each
-  // server.
+  // The pushes to a table, of each server; none if it is not everywhere. Counted from when the job last went
+  // back, if it has everywhere: a checkpoint of asynchronous workers may have other versions on each server.
+  static std::vector<uint64_t> PushesTo(const std::vector<json>& all, const std::string& table) {
+    std::vector<uint64_t> pushes;
+    bool based = true;
+    for (const json& one : all) {
+      if (!one.at("tables").contains(table)) return {};
+      based = based && !one.at("tables").at(table).at(1).is_null();
+    }
+    for (const json& one : all) {
+      const json& of_table = one.at("tables").at(table);
+      pushes.push_back(of_table.at(0).get<uint64_t>() - (based ? of_table.at(1).get<uint64_t>() : 0));
+    }
+    return pushes;
+  }
+
+  // Which table has other pushes on one server than on another; empty if none.
   std::string DifferenceOfPushes(const std::vector<json>& all) const {
     return FirstDifference(all, [&](const std::string& table, size_t i) -> std::string {
-      const bool based = std::none_of(all.begin(), all.end(), [&](const json& one) {
-        return one.at("tables").at(table).at(1).is_null();
-      });
-      const auto pushes = [&](const json& one) {
-        const json& of_table = one.at("tables").at(table);
-        return of_table.at(0).get<uint64_t>() - (based ? of_table.at(1).get<uint64_t>() : 0);
-      };
-      if (pushes(all[i]) == pushes(all.front())) return "";
-      return "server " + peers_[i]->endpoint + " has " + std::to_string(pushes(all[i])) +
-             " pushes to table '" + table + "', server " + peers_.front()->endpoint + " " +
-             std::to_string(pushes(all.front()));
+      const std::vector<uint64_t> pushes = PushesTo(all, table);
+      if (pushes[i] == pushes.front()) return "";
+      return "server " + peers_[i]->endpoint + " has " + std::to_string(pushes[i]) + " pushes to table '" +
+             table + "', server " + peers_.front()->endpoint + " " + std::to_string(pushes.front());
     });
   }
 
@@ -798,6 +955,7 @@ class RemoteBackend : public Backend {
       peers_[i]->reads_ahead = reply.value("reads_ahead", false);
       peers_[i]->counts_changes = reply.value("counts_changes", false);
       peers_[i]->places_rows = reply.value("places_rows", false);
+      peers_[i]->cuts = reply.value("cuts", false);
       const auto index = reply.value("index", uint64_t{0});
       const auto count = reply.value("count", uint64_t{0});
       if (wire_checkpoints_ && !reply.value("checkpoint_dir", false)) {

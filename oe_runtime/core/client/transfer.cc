@@ -133,10 +133,14 @@ void Check(const Incoming& file) {
   throw CheckpointError(file.temporary + " is not what its server saved: its checksum is another");
 }
 
-void Publish(const Incoming& file) {
-  const File written(::open(file.temporary.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!written.ok()) throw CheckpointError("cannot read " + file.temporary + ": " + std::strerror(errno));
-  PublishFile(written.get(), file.temporary, file.path);
+void Publish(const std::vector<const Incoming*>& all) {
+  PendingFiles files;
+  for (const Incoming* const file : all) {
+    File written(::open(file->temporary.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!written.ok()) throw CheckpointError("cannot read " + file->temporary + ": " + std::strerror(errno));
+    files.Add(std::move(written), file->temporary, file->path);
+  }
+  files.Publish();
 }
 
 // ---- To the servers
@@ -364,7 +368,7 @@ void FetchTables(const std::vector<json>& saved, const std::string& directory, c
     pool->ParallelFor(servers, [&](size_t s) { fetches[s]->Write(); });
   }
   pool->ParallelFor(all.size(), [&](size_t i) { Check(*all[i]); });
-  for (const Incoming* file : all) Publish(*file);
+  Publish(all);
   SyncDirectory(directory);
   for (const auto& fetch : fetches) fetch->Keep();
 }

@@ -22,8 +22,8 @@ inline bool IsHalf(Dtype dtype) { return dtype == Dtype::kBfloat16 || dtype == D
 // Bytes of a weight in a row.
 inline size_t WeightBytes(Dtype dtype) { return dtype == Dtype::kFloat64 ? 8 : IsHalf(dtype) ? 2 : 4; }
 
-// Bytes of a number of an optimizer's state, and of what pulls return and pushes bring: float32, but float64
-// for float64 tables.
+// Bytes of a number that pulls and reads return and pushes and writes bring: float32, but float64 for float64
+// tables.
 inline size_t ValueBytes(Dtype dtype) { return dtype == Dtype::kFloat64 ? 8 : 4; }
 
 }  // namespace oe

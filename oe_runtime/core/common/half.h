@@ -24,6 +24,8 @@ inline float FloatOf(uint32_t bits) noexcept {
 // (Gupta et al., "Deep Learning with Limited Numerical Precision", 2015). Nearest rounds to nearest, ties to
 // even. Either leaves a value that the format has as it is, keeps NaN and infinities, and makes no infinity
 // of a finite value: beyond the largest it is the largest. No branches, so that loops over them vectorize.
+// FromBits is FromFloat of a number's bits, or of a vector's (GCC's vector_size), and leaves halves in the
+// lower half of each.
 
 // bfloat16: the upper half of a float32.
 struct Bfloat16 {
@@ -32,22 +34,28 @@ struct Bfloat16 {
   static float ToFloat(uint16_t half) noexcept { return FloatOf(uint32_t{half} << 16); }
 
   static uint16_t FromFloat(float value, uint32_t random) noexcept {
-    return Round(BitsOf(value), random >> 16);
+    return static_cast<uint16_t>(FromBits(BitsOf(value), random));
+  }
+  template <typename Bits>
+  static Bits FromBits(Bits bits, Bits random) noexcept {
+    return Round(bits, random >> 16);
   }
   static uint16_t Nearest(float value) noexcept {
     const uint32_t bits = BitsOf(value);
-    return Round(bits, 0x7FFF + (bits >> 16 & 1));
+    return static_cast<uint16_t>(Round(bits, 0x7FFF + (bits >> 16 & 1)));
   }
 
  private:
-  static uint16_t Round(uint32_t bits, uint32_t add) noexcept {
-    constexpr uint32_t kInfinity = 0x7F800000;
-    constexpr uint32_t kLargest = 0x7F7F0000;
-    const uint32_t magnitude = bits & 0x7FFFFFFF;
-    uint32_t rounded = std::min(magnitude + add, kLargest);
-    rounded = magnitude >= kInfinity ? magnitude : rounded;
-    rounded = magnitude > kInfinity ? magnitude | 0x00400000 : rounded;  // NaN stays, quiet
-    return static_cast<uint16_t>((rounded | (bits & 0x80000000)) >> 16);
+  template <typename Bits>
+  static Bits Round(Bits bits, Bits add) noexcept {
+    const Bits infinity = Bits{} + 0x7F800000;
+    const Bits largest = Bits{} + 0x7F7F0000;
+    const Bits magnitude = bits & 0x7FFFFFFF;
+    Bits rounded = magnitude + add;
+    rounded = rounded < largest ? rounded : largest;
+    rounded = magnitude >= infinity ? magnitude : rounded;
+    rounded = magnitude > infinity ? magnitude | 0x00400000 : rounded;  // NaN stays, quiet
+    return (rounded | (bits & 0x80000000)) >> 16;
   }
 };
 
@@ -71,6 +79,14 @@ struct Float16 {
     // In units of the distance of subnormal numbers; what lies beyond them is not used.
     const float units = std::min(0x1p-13F, std::fabs(value)) * 0x1p24F + static_cast<float>(add) * 0x1p-13F;
     return Choose(bits, add, static_cast<uint32_t>(static_cast<int32_t>(units)));
+  }
+  template <typename Bits>
+  static Bits FromBits(Bits bits, Bits random) noexcept {
+    Bits halves;
+    for (size_t i = 0; i < sizeof(bits) / sizeof(bits[0]); ++i) {
+      halves[i] = FromFloat(FloatOf(bits[i]), random[i]);
+    }
+    return halves;
   }
   static uint16_t Nearest(float value) noexcept {
     const uint32_t bits = BitsOf(value);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 
 namespace oe {
 
@@ -40,5 +41,8 @@ class Histogram {
   std::array<std::atomic<uint64_t>, kBuckets> buckets_{};
   std::atomic<uint64_t> sum_{0};
 };
+
+// Its counts per bucket, and the bounds of the buckets in seconds; the last has none.
+nlohmann::json TimesOf(const Histogram& histogram);
 
 }  // namespace oe

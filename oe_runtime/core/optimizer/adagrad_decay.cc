@@ -54,7 +54,7 @@ const RegisterOptimizer<AdagradDecay> kAdagradDecay({"adagrad_decay",
                                                       {"accumulator_decay_step", 100000, Bound::kWhole},
                                                       {"accumulator_decay_rate", 0.9, Bound::kPositiveUnit}},
                                                      {{"accumulator", "initial_accumulator_value"},
-                                                      {"accumulator_decays", "", "", true}},
+                                                      {"accumulator_decays", "", "", true, true}},
                                                      OptimizerEntry::kCountsPushes});
 
 }  // namespace

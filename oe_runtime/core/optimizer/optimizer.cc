@@ -72,7 +72,8 @@ std::vector<StateSlot> OptimizerEntry::SlotsWith(const Params& values, uint32_t 
   std::vector<StateSlot> with;
   for (const Slot& slot : slots) {
     if (!slot.only_with.empty() && values.at(slot.only_with) == 0) continue;
-    with.push_back({{slot.name, slot.per_row ? 1 : dim}, slot.initial.empty() ? 0 : values.at(slot.initial)});
+    with.push_back({{slot.name, slot.per_row ? 1 : dim, slot.is_count},
+                    slot.initial.empty() ? 0 : values.at(slot.initial)});
   }
   return with;
 }

@@ -25,7 +25,10 @@ OptimizerSpec Complete(const OptimizerSpec& spec);
 struct OptimizerSlot {
   std::string name;
   size_t values = 0;
+  bool is_count = false;  // of whole numbers, which must stay exact
 };
+// An optimizer has at most so many for each weight.
+constexpr size_t kMostSlots = 3;
 // The slots of a complete specification, in the order in which they lie in a row's state.
 std::vector<OptimizerSlot> SlotsOf(const OptimizerSpec& spec, uint32_t dim);
 

@@ -42,6 +42,7 @@ struct OptimizerEntry {
     std::string initial = "";    // the parameter that it begins with; otherwise zero
     std::string only_with = "";  // the parameter without which (at 0) rows do not have it
     bool per_row = false;        // one number per row, not one per weight
+    bool is_count = false;       // of whole numbers, which must stay exact
   };
 
   std::string name;
@@ -90,7 +91,7 @@ class Values {
 
 // The base of element-wise rules. Such a rule is a template over T (float, double or Symbol, for which sqrt,
 // pow, abs, max, min and Sign stand without std::) and over a bool per variant. It has
-//   kSlots, the number of its slots, at most 3;
+//   kSlots, the number of its slots, at most kMostSlots;
 //   a constructor that reads its parameters from a Values<T>;
 //   void Begin(T rate, StepNumber<T> step), if it computes something once per push;
 //   void operator()(T rate, T g, T& weight, std::array<T, kSlots>& slots) const, which updates one weight.
@@ -139,7 +140,7 @@ class BiasCorrection {
 template <typename Rule, typename T>
 void UpdateElements(Rule rule, const RowRefs<T>& rows, size_t dim, T rate) noexcept {
   constexpr size_t kSlots = Rule::kSlots;
-  static_assert(kSlots <= 3);
+  static_assert(kSlots <= kMostSlots);
   for (size_t i = 0; i < rows.n; ++i) {
     T* __restrict weights = rows.weights[i];
     T* __restrict slot_0 = rows.states[i];

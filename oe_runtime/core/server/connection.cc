@@ -68,6 +68,7 @@ Connection::~Connection() {
   if (greeted_) session_.job->clients.fetch_sub(1);
   if (greeted_) session_.job->shared.End(session_.client);
   if (session_.worker) session_.job->workers.End(session_.client);
+  if (greeted_) session_.job->cut.Leave(session_.client);
   if (may_have_files_) session_.scratch->Drop(session_.client);
   if (shared_ != nullptr) context_->sharing.fetch_sub(1);
   context_->kept.fetch_sub(kept_);
@@ -358,7 +359,7 @@ void Connection::Answer() {
               [self = shared_from_this()](const std::exception_ptr& error) {
                 asio::post(self->stream_.get_executor(), [self, error] { self->Resume(error); });
               });
-    if (ready) return Admit();
+    if (ready) return AwaitCut();
   } catch (const std::exception&) {
     return AnswerFailure();
   }
@@ -397,10 +398,12 @@ void Connection::Park() {
 void Connection::Resume(const std::exception_ptr& error) {
   parked_ = false;
   deadline_.cancel();
+  // Of a busy frame that is on its way a part may be out. What WatchForEnd() waits for then comes with the
+  // next request, and is ignored.
   asio::error_code ignored;
-  stream_.socket().cancel(ignored);
+  if (!saying_busy_) stream_.socket().cancel(ignored);
   read_ = steady_clock::now();
-  if (error == nullptr) return Admit();
+  if (error == nullptr) return AwaitCut();
   try {
     std::rethrow_exception(error);
   } catch (const std::exception&) {
@@ -528,11 +531,13 @@ void Connection::Hello() {
     const WorkerSpec spec = WorkerSpecFromJsonText(hello.worker);
     session_.job->workers.Join(session_.client, spec);
     session_.worker = true;
+    session_.batched = spec.synchronous;
     worker_wait_ = std::chrono::duration<double>(spec.wait);
   }
   greeted_ = true;
   context_->arrivals.fetch_sub(1);
   session_.job->clients.fetch_add(1);
+  session_.job->cut.Join(session_.client, header_.request);
   deadline_.cancel();
   Watch();
   nlohmann::json reply = context_->hello;
@@ -583,6 +588,7 @@ void Connection::SetReply(const std::string& text) {
 void Connection::Reply(Op op, bool last) {
   request_share_.Release();
   pushing_.reset();
+  if (greeted_ && IsOrdered(session_, header_.op)) session_.job->cut.End(session_.client, op != Op::kError);
   refused_ = refused_ || last;
   Enter(Phase::kReply);
   if (saying_busy_) {

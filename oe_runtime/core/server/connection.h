@@ -119,6 +119,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Park();
   void Resume(const std::exception_ptr& error);
   void WatchForEnd();
+  // A change of tables waits for a cut.
+  void AwaitCut();
+  void AwaitEndOfCut();
   void Admit();
   void AwaitSlot(MemoryBudget::Share share);
   void ServeOne(Slots::Share slot);
@@ -165,6 +168,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::vector<Budget::Share> shared_shares_;     // of it, as it grew
   std::chrono::duration<double> worker_wait_{};  // as long a request may be parked
   bool parked_ = false;
+  bool awaits_cut_ = false;
   bool may_have_files_ = false;       // in the scratch directory
   asio::steady_timer deadline_;       // for the hello, for what is parked, and for the farewell
   asio::steady_timer watch_;          // for progress

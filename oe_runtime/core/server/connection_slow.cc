@@ -76,6 +76,37 @@ void Connection::Finish() {
   Reply(header_.op, false);
 }
 
+void Connection::AwaitCut() {
+  if (!IsOrdered(session_, header_.op)) return Admit();
+  // Only pushes of clients without a name are counted (Store::Versions).
+  if (ClientOf(header_.request) == 0 && header_.op != Op::kPush) return Admit();
+  const bool begun = session_.job->cut.Begin(session_.client, header_.request, [self = shared_from_this()] {
+    asio::post(self->stream_.get_executor(), [self] {
+      self->context_->queued.fetch_sub(1, std::memory_order_relaxed);
+      self->awaits_cut_ = false;
+      self->deadline_.cancel();
+      self->read_ = steady_clock::now();
+      self->Admit();
+    });
+  });
+  if (begun) return Admit();
+  awaits_cut_ = true;
+  context_->queued.fetch_add(1, std::memory_order_relaxed);
+  pushing_.reset();  // the save that it waits for must not wait for it
+  Waits("a save of its job that is about to begin on all servers");
+  AwaitEndOfCut();
+}
+
+void Connection::AwaitEndOfCut() {
+  deadline_.expires_after(kBusyInterval);
+  deadline_.async_wait([weak = weak_from_this()](const asio::error_code& error) {
+    const auto self = weak.lock();
+    if (error || self == nullptr || !self->awaits_cut_) return;
+    self->session_.job->cut.Expire();
+    self->AwaitEndOfCut();
+  });
+}
+
 void Connection::AwaitPass() {
   context_->queued.fetch_add(1, std::memory_order_relaxed);
   Waits("a save, a restore or another operation of its job that has its tables");

@@ -170,6 +170,39 @@ TEST(FenceMomentsTest, ANewerConnectionGoesBackAfterAnOlderOne) {
   EXPECT_EQ(MessageOf<CheckpointError>([&] { fence.GoBack(1, &older, [] {}); }), kRefused);
 }
 
+// Between the moment when a push may begin and its end, its worker may be started again elsewhere.
+TEST_F(FenceTest, AnAsynchronousPushThatIsAppliedIsAnsweredSo) {
+  WorkerSpec spec;
+  spec.synchronous = false;
+  job_->workers.Join(1, spec);
+  std::promise<void> held;
+  std::promise<void> replaced;
+  auto alone = std::async(std::launch::async, [&] {
+    job_->fence.Alone(0, [&] {
+      held.set_value();
+      replaced.get_future().wait();
+    });
+  });
+  held.get_future().wait();
+  Pass pass([&] {
+    spec.generation = 1;
+    job_->workers.Join(2, spec);
+    replaced.set_value();
+    alone.get();
+    return [] {};
+  });
+  const std::array<float, 3> gradients = {1, 2, 3};
+  Buffer body;
+  std::function<void()> rest;
+  const std::vector<PushPart> parts = {{table_, kKeys.data(), kKeys.size(), gradients.data(), 0.5}};
+  EXPECT_TRUE(job_->workers.Push(1, 0, parts, &body, &pass, &rest));
+  EXPECT_EQ(Table()["version"], 1);
+  EXPECT_EQ(job_->workers.Stats()["batches"], 1);
+  EXPECT_THROW((void)job_->workers.Push(1, 0, parts, &body, &pass, &rest), WorkerLost);
+  pass.Release();
+  job_->workers.Leave(2);
+}
+
 // A recovery has its table alone for as long as it reads; who asks for versions waits for it, and nobody for
 // that one.
 TEST_F(FenceTest, ARequestForVersionsDelaysNobody) {

@@ -80,7 +80,10 @@ void Jobs::Scrub(const std::function<bool(uint64_t bytes)>& pace) {
 }
 
 void Jobs::Stop() {
-  for (Job* job : All()) job->workers.Stop();
+  for (Job* job : All()) {
+    job->workers.Stop();
+    job->cut.Stop();
+  }
 }
 
 }  // namespace oe

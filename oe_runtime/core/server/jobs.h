@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "oe_runtime/core/server/budget.h"
+#include "oe_runtime/core/server/cut.h"
 #include "oe_runtime/core/server/fence.h"
 #include "oe_runtime/core/server/shared_values.h"
 #include "oe_runtime/core/server/slots.h"
@@ -33,6 +34,7 @@ struct Job {
         shared(held) {}
   Store store;
   Fence fence;
+  Cut cut;
   Workers workers;
   SharedValues shared;
   std::atomic<uint32_t> clients{0};  // that are connected

@@ -132,7 +132,7 @@ Scratch::Entry* Scratch::Find(Transfer* transfer, const std::string& file) {
 json Scratch::Save(uint64_t client, const Store& store, const json& since) {
   Transfer* const transfer = Begin(client);
   try {
-    json saved = store.Save(transfer->path, since);
+    json saved = store.Save(transfer->path, since, false);  // the client syncs what it gets
     for (const json& entry : saved) {
       transfer->files[entry["file"].get<std::string>()].bytes = entry["bytes"].get<uint64_t>();
       if (!entry.contains("filter")) continue;

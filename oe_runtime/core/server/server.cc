@@ -69,6 +69,7 @@ class Server::Impl {
     context_.hello["reads_ahead"] = context_.read_ahead != nullptr;
     context_.hello["counts_changes"] = true;
     context_.hello["places_rows"] = true;
+    context_.hello["cuts"] = true;
     context_.shares = options.tls != TlsMode::kOn;
     context_.stats = [this] { return Stats().dump(); };
     context_.on_shutdown = [this] {
@@ -145,19 +146,6 @@ class Server::Impl {
   }
 
  private:
-  // The bounds are those of the buckets but the last, which has none, in seconds.
-  static nlohmann::json TimesOf(const Histogram& histogram) {
-    nlohmann::json bounds = nlohmann::json::array();
-    nlohmann::json counts = nlohmann::json::array();
-    for (size_t i = 0; i < Histogram::kBuckets; ++i) {
-      if (i < Histogram::kBounds) bounds.push_back(static_cast<double>(Histogram::Bound(i)) / 1e9);
-      counts.push_back(histogram.bucket(i));
-    }
-    return {{"bounds", std::move(bounds)},
-            {"counts", std::move(counts)},
-            {"sum_seconds", histogram.sum_seconds()}};
-  }
-
   ServerLimits Fitting(ServerLimits limits, unsigned threads) {
     note_ = FitOpenFiles(&limits, threads);
     return limits;

@@ -266,6 +266,31 @@ uint64_t IdOf(const json& request) {
   return id.get<uint64_t>();
 }
 
+// The cut at which a request has the tables saved, if it does.
+std::shared_ptr<void> TakeCut(const Session& session, const json& request) {
+  const json cut = request.value("cut", json(false));
+  if (!cut.is_boolean()) throw ProtocolError("'cut' is neither true nor false");
+  return cut.get<bool>() ? session.job->cut.Take(session.client) : nullptr;
+}
+
+void ServeCut(const Session& session, Bytes body, Buffer* reply) {
+  const json request = ObjectOf(body);
+  Cut* const cut = &session.job->cut;
+  if (request.contains("open")) (void)cut->Open(session.client);
+  if (request.contains("close")) cut->Close(session.client);
+  std::vector<Cut::Allowed> allowed;
+  for (const json& one : request.value("let", json::array())) {
+    if (!one.is_array() || one.size() != 2 || !one[0].is_number_unsigned() || !one[1].is_number_unsigned()) {
+      throw ProtocolError("'let' is not a list of clients and changes");
+    }
+    allowed.emplace_back(one[0].get<uint64_t>(), one[1].get<uint64_t>());
+  }
+  cut->Let(session.client, allowed);
+  json state = cut->State(session.client);
+  state["pushing"] = session.job->store.pushing();
+  Put(state.dump(), reply);
+}
+
 // Without an id it is only waited for those that there are.
 void ServeCheckpoint(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
@@ -275,7 +300,11 @@ void ServeCheckpoint(const Session& session, Bytes body, Buffer* reply) {
   if (wait.get<bool>() && !request.contains("id")) {
     session.job->store.WaitDurable();
   } else {
-    session.job->store.Checkpoint(IdOf(request), wait.get<bool>());
+    {
+      const auto taken = TakeCut(session, request);
+      session.job->store.Checkpoint(IdOf(request), false);
+    }
+    if (wait.get<bool>()) session.job->store.WaitDurable();
   }
   Put("{}", reply);
 }
@@ -290,6 +319,7 @@ void ServeSave(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
   const json since = request.value("since", json::object());
   if (!since.is_object()) throw ProtocolError("'since' is not a JSON object");
+  const auto taken = TakeCut(session, request);
   const Fence::Hold hold = session.job->fence.Stay();  // or some tables would be of before, others of after
   const json saved = request.contains("directory")
                          ? session.job->store.Save(AbsolutePath(request["directory"]), since)
@@ -300,7 +330,11 @@ void ServeSave(const Session& session, Bytes body, Buffer* reply) {
 // All workers of a job go back together.
 void GoBack(Session* session, const std::function<void()>& go) {
   Job* const job = session->job;
-  const auto go_alone = [&] { job->fence.GoBack(session->client, &session->seen, go); };
+  const auto go_and_forget = [&] {
+    job->cut.GoBack();  // also if `go` fails, since some tables may have gone back
+    go();
+  };
+  const auto go_alone = [&] { job->fence.GoBack(session->client, &session->seen, go_and_forget); };
   if (!session->worker) {
     job->workers.RequireNone();
     return go_alone();
@@ -382,6 +416,7 @@ void ServeDropTables(Session* session, Bytes body, Buffer* reply) {
     if (!force.get<bool>()) RequireUnused(*session, *job);
     uint64_t count = tables.is_null() ? job->store.Drop(std::nullopt) : 0;
     for (const std::string& name : names) count += job->store.Drop(name);
+    if (tables.is_null()) job->shared.ForgetServed();
     dropped = count;
   };
   if (session->worker && job == session->job) {
@@ -390,6 +425,16 @@ void ServeDropTables(Session* session, Bytes body, Buffer* reply) {
     job->fence.Alone(job == session->job ? session->seen : job->fence.seen(), drop);
   }
   Put(dropped.dump(), reply);
+}
+
+[[noreturn]] void RefuseReader() {
+  throw SpecError("this client is read-only: it may neither change tables nor have them saved");
+}
+
+void ServeSharedValue(const Session& session, Bytes body, Buffer* reply) {
+  const SharedRequest request = ParseSharedRequest(body);
+  if (session.reads_only && (request.write || !SharedValues::IsServed(request.name))) RefuseReader();
+  Put(EncodeSharedReply(session.job->shared.Exchange(session.client, request)), reply);
 }
 
 void ServeReceive(const Session& session, Bytes body, Buffer* reply) {
@@ -431,9 +476,10 @@ void CheckMay(const Session& session, Op op) {
     case Op::kStats:
     case Op::kLeave:
     case Op::kShare:
+    case Op::kSharedValue:  // see ServeSharedValue
       return;
     default:
-      throw SpecError("this client is read-only: it may neither change tables nor have them saved");
+      RefuseReader();
   }
 }
 
@@ -443,6 +489,7 @@ bool IsSlow(Op op) {
     case Op::kPush:
     case Op::kLeave:
     case Op::kSharedValue:
+    case Op::kCut:
       return false;
     default:
       return true;
@@ -488,6 +535,21 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
       return true;
   }
   return session.job->workers.Ready(session.client, std::move(request), std::move(later));
+}
+
+bool IsOrdered(const Session& session, Op op) {
+  switch (op) {
+    case Op::kPush:
+    case Op::kAssign:
+    case Op::kErase:
+    case Op::kEvict:
+      return !session.batched;
+    case Op::kRestore:
+    case Op::kRecover:
+      return !session.worker;
+    default:
+      return false;
+  }
 }
 
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
@@ -547,6 +609,8 @@ void ServeOther(Session* of_client, Op op, Buffer* request, Buffer* reply) {
     }
     case Op::kTear:
       return ServeTear(session, body, reply);
+    case Op::kCut:
+      return ServeCut(session, body, reply);
     case Op::kVersions:
       return Put(store->Versions().dump(-1, ' ', false, json::error_handler_t::replace), reply);
     case Op::kAssign:
@@ -558,8 +622,7 @@ void ServeOther(Session* of_client, Op op, Buffer* request, Buffer* reply) {
     case Op::kDropTables:
       return ServeDropTables(of_client, body, reply);
     case Op::kSharedValue:
-      return Put(EncodeSharedReply(session.job->shared.Exchange(session.client, ParseSharedRequest(body))),
-                 reply);
+      return ServeSharedValue(session, body, reply);
     case Op::kLeave:
       if (session.worker) session.job->workers.Leave(session.client);
       return Put("{}", reply);

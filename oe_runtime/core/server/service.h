@@ -18,6 +18,7 @@ struct Session {
   uint64_t client = 0;                 // the number of the connection, from 1
   uint64_t seen = 0;                   // Fence::Change
   bool worker = false;                 // whether the client is one of the job's workers
+  bool batched = false;                // whether its pushes are shares of batches of all workers
   bool reads_only = false;             // whether it said so in its hello
   uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
   Jobs* jobs = nullptr;                // all of the server's
@@ -32,6 +33,10 @@ void CheckMay(const Session& session, Op op);
 
 // Workers::Ready for what the request is; true for clients that are no workers. Throws as Serve does.
 bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later);
+
+// Whether it changes tables, and its client sends it to all servers: then Cut orders it, but for the shares
+// of batches, which the workers order.
+bool IsOrdered(const Session& session, Op op);
 
 // How many bytes the reply to a pull will have, without what goes to shared memory; 0 for other requests, of
 // which most have short ones. Throws as Serve does.

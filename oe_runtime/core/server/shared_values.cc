@@ -1,5 +1,6 @@
 #include "oe_runtime/core/server/shared_values.h"
 
+#include <iterator>
 #include <optional>
 #include <random>
 #include <utility>
@@ -39,6 +40,7 @@ SharedReply SharedValues::Exchange(uint64_t client, const SharedRequest& request
     value.share = std::move(*share);
     reply.version = value.version = ++last_version_;
   }
+  if (IsServed(request.name)) return reply;
   members_.insert(client);
   reply.client = client;
   reply.members.assign(members_.begin(), members_.end());
@@ -53,7 +55,18 @@ uint64_t SharedValues::Bytes(const std::string& name) const {
 
 void SharedValues::End(uint64_t client) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (members_.erase(client) > 0 && members_.empty()) values_.clear();
+  if (members_.erase(client) > 0 && members_.empty()) Forget(false);
+}
+
+void SharedValues::ForgetServed() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Forget(true);
+}
+
+void SharedValues::Forget(bool served) noexcept {
+  for (auto value = values_.begin(); value != values_.end();) {
+    value = IsServed(value->first) == served ? values_.erase(value) : std::next(value);
+  }
 }
 
 }  // namespace oe

@@ -130,6 +130,31 @@ TEST(SharedValuesTest, TheirNumberAndMemoryAreBounded) {
   EXPECT_THROW(many.Exchange(1, {"more", true, 0, {reinterpret_cast<const uint8_t*>("x"), 1}}), SpecError);
 }
 
+TEST(SharedValuesTest, WhatIsServedLastsAsTheTablesAndMakesNoMembers) {
+  Cluster cluster(2);
+  auto worker = Connect(cluster.remote);
+  const SharedReply member = Write(worker.get(), "queue", 0, "a");
+  auto publisher = Connect(cluster.remote);
+  const SharedReply published = Write(publisher.get(), "served/weights", 0, "w");
+  EXPECT_TRUE(published.written);
+  EXPECT_TRUE(published.members.empty());
+  publisher.reset();
+  RemoteOptions options = cluster.remote;
+  options.read_only = true;
+  auto reader = Connect(options);
+  const SharedReply found = Read(reader.get(), "served/weights");
+  EXPECT_EQ(found.version, published.version);
+  EXPECT_EQ(*found.value, "w");
+  EXPECT_EQ(Read(worker.get(), "queue").members, std::vector<uint64_t>{member.client});
+  reader.reset();
+  worker.reset();
+  AwaitLess(*cluster.servers.front(), "/connections/open", 0);
+  const auto next = Connect(cluster.remote);
+  EXPECT_EQ(*Read(next.get(), "served/weights").value, "w");
+  (void)next->Drop({}, std::nullopt, true);
+  EXPECT_EQ(Read(next.get(), "served/weights").version, 0U);
+}
+
 TEST(SharedValuesTest, ClientsAreRefused) {
   Cluster cluster(1);
   const auto client = Connect(cluster.remote);
@@ -138,6 +163,7 @@ TEST(SharedValuesTest, ClientsAreRefused) {
   RemoteOptions reader = cluster.remote;
   reader.read_only = true;
   EXPECT_THROW(Read(Connect(reader).get(), "queue"), SpecError);
+  EXPECT_THROW(Write(Connect(reader).get(), "served/weights", 0, "a"), SpecError);
   const std::string hello = Frame(Op::kHello, EncodeHello({kProtocolVersion, "", "", ""}));
   const std::string huge = Frame(Op::kSharedValue, "", MaxRequest(Op::kSharedValue) + 1);
   EXPECT_NE(Talk(cluster.servers.front()->port(), hello + huge).find("bytes for operation 27"),

@@ -128,6 +128,7 @@ nlohmann::json StatsOf(const Table& table, const std::string& job) {
                           {"job", job},
                           {"dim", table.spec().dim},
                           {"dtype", table.spec().dtype},
+                          {"state_dtype", table.spec().state_dtype},
                           {"rows", table.rows()},
                           {"bytes", table.bytes()},
                           {"index_bytes", table.index_bytes()},
@@ -563,7 +564,7 @@ std::optional<uint64_t> Store::SinceOf(const nlohmann::json& since, const std::s
   return ParseHex(text.get<std::string>());
 }
 
-nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since) const {
+nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since, bool durable) const {
   RequireIntact();
   std::error_code error;
   if (!std::filesystem::is_directory(directory, error)) {
@@ -572,9 +573,11 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
                           "; make the directory where the server reaches it");
   }
   nlohmann::json saved = nlohmann::json::array();
+  PendingFiles files(durable);
   for (const auto& table : Tables()) {
     const std::string name = TableFileName(table->spec().name, shard_);
-    const TableFileInfo info = table->Save(directory + "/" + name, SinceOf(since, table->spec().name));
+    const TableFileInfo info =
+        table->Save(directory + "/" + name, SinceOf(since, table->spec().name), &files);
     saved.push_back({{"file", name},
                      {"table", table->spec().name},
                      {"server", shard_.server},
@@ -588,12 +591,15 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
       saved.back()["base"] = HexText(*info.base);
       saved.back()["tombstones"] = info.tombstones;
     }
-    if (table->spec().admission.name.empty()) continue;
-    const FilterFileInfo filter = VerifyFilterFile(FilterFileName(directory + "/" + name));
-    saved.back()["filter"] = {
-        {"file", FilterFileName(name)}, {"bytes", filter.bytes}, {"checksum", HexText(filter.checksum)}};
   }
-  SyncDirectory(directory);
+  files.Publish();
+  for (nlohmann::json& entry : saved) {
+    if (!entry["spec"].contains("admission")) continue;
+    const std::string name = FilterFileName(entry["file"].get<std::string>());
+    const FilterFileInfo filter = VerifyFilterFile(directory + "/" + name);
+    entry["filter"] = {{"file", name}, {"bytes", filter.bytes}, {"checksum", HexText(filter.checksum)}};
+  }
+  if (durable) SyncDirectory(directory);
   return saved;
 }
 
@@ -631,13 +637,13 @@ void Store::ApplyIncrement(const std::string& directory) {
     infos[i] = VerifyTableFile(directory + "/" + TableFileName(tables[i]->spec().name, shard_));
     if (infos[i].base) tables[i]->CheckIncrement(infos[i]);
   });
-  for (size_t i = 0; i < tables.size(); ++i) {
+  pool_->ParallelFor(tables.size(), [&](size_t i) {
     if (infos[i].base) {
       tables[i]->ApplyIncrement(infos[i].file);
     } else {  // Save wrote all rows
       tables[i]->RestoreChains(FindTableChains({directory}, tables[i]->spec().name));
     }
-  }
+  });
 }
 
 void Store::Checkpoint(uint64_t id, bool wait) {

@@ -94,6 +94,7 @@ class Store {
     pushing_.fetch_add(1);
     return Pushing(&pushing_);
   }
+  uint64_t pushing() const { return pushing_.load(); }
   // {"torn": the reason or null, "pushing": how many pushes are under way, or recoveries and restores,
   // "tables": {name: [version, the one that Restore or Recover last put back, or null, origins]}}: what tells
   // several servers of one job whether they have the same rows. The origins of a table are [text, sum],
@@ -127,7 +128,8 @@ class Store {
   // filters. Returns a JSON array of {file, table, server, servers, rows, version, bytes, checksum, spec},
   // and with a filter {filter: {file, bytes, checksum}}. With `since`, the TableChecksums of the last save,
   // the file is an increment where it can be (Table::Save); its entry has {base, tombstones} too.
-  nlohmann::json Save(const std::string& directory, const nlohmann::json& since) const;
+  // Without `durable` a power cut may lose the files.
+  nlohmann::json Save(const std::string& directory, const nlohmann::json& since, bool durable = true) const;
   // Loads every table from the files that Save of any number of servers wrote: a full one and its increments,
   // in order. Verifies all files of all tables before the first table changes. Throws CheckpointError. `save`
   // names what is restored (NameOfSave) where these files are only this server's part of it; "" is unknown.

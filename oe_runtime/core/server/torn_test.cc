@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
 #include <asio/write.hpp>
@@ -14,6 +15,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -231,18 +233,83 @@ TEST_F(TornTest, APushThatIsStillOnItsWayTearsNothing) {
   Push(client.get());
 }
 
-TEST_F(TornTest, AnotherClientsPushesDoNotKeepFromSaving) {
+// And each of them is in what is saved on all servers, or on none.
+TEST_F(TornTest, OtherClientsPushesDoNotKeepFromSaving) {
+  const auto client = Connect();
+  std::atomic<bool> stop{false};
+  std::vector<std::future<void>> others;
+  for (int i = 0; i < 2; ++i) {
+    others.push_back(std::async(std::launch::async, [&] {
+      const auto other = Connect();
+      while (!stop) Push(other.get());
+    }));
+  }
+  for (int i = 1; i <= 20; ++i) {
+    std::set<uint64_t> versions;
+    for (const nlohmann::json& entry : client->Save(saved_)) {
+      if (entry.at("table") == "wide") versions.insert(entry.at("version").get<uint64_t>());
+    }
+    EXPECT_EQ(versions.size(), 1U);
+    EXPECT_NO_THROW(client->Checkpoint(static_cast<uint64_t>(i), true));
+  }
+  stop = true;
+  for (auto& other : others) other.get();
+  EXPECT_NO_THROW(client->Save(saved_));
+  EXPECT_EQ(client->Recover({}), 20U);
+  EXPECT_NO_THROW(client->Checkpoint(21, true)) << "the servers have the same pushes in their checkpoints";
+  client->Restore(saved_);
+}
+
+// A half push of a client that has gone is not hidden by the pushes of others.
+TEST_F(TornTest, APushOfAClientThatEndedInTheMiddleIsNoticedBesideOthers) {
   const auto client = Connect();
   const auto other = Connect();
-  Push(other.get());
+  Push(client.get());
+  PushToOne();
   std::atomic<bool> stop{false};
   auto pushes = std::async(std::launch::async, [&] {
-    while (!stop) Push(other.get());
+    try {
+      while (!stop) Push(other.get());
+    } catch (const TornError&) {
+      return;
+    }
   });
-  for (int i = 0; i < 20; ++i) EXPECT_NO_THROW(client->Save(saved_));
+  EXPECT_THROW(client->Save(saved_), TornError);
   stop = true;
   pushes.get();
-  EXPECT_NO_THROW(client->Save(saved_));
+}
+
+// Whose connection is open, but who does not go on.
+TEST_F(TornTest, ASaverThatStopsHoldsPushesForATimeOnly) {
+  const auto client = Connect();
+  const auto pulled = Pull(client.get());
+  asio::io_context io;
+  asio::ip::tcp::socket saver(io);
+  saver.connect({asio::ip::address_v4::loopback(), servers_[0]->port()});
+  const auto ask = [&](const std::string& frame) {
+    asio::write(saver, asio::buffer(frame));
+    std::array<char, 1000> reply{};
+    const size_t size = saver.read_some(asio::buffer(reply));
+    return std::string(reply.data(), size);
+  };
+  (void)ask(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})));
+  const std::string opened = ask(Frame(Op::kCut, R"({"open": true})"));
+  ASSERT_NE(opened.find("\"open\":true"), std::string::npos) << opened;
+  auto push = std::async(std::launch::async, [&] { Push(client.get(), pulled.get()); });
+  EXPECT_EQ(push.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);
+  EXPECT_NO_THROW(push.get());
+  const std::string late = ask(Frame(Op::kCheckpoint, R"({"id": 1, "wait": false, "cut": true})"));
+  EXPECT_NE(late.find("save again"), std::string::npos) << late;
+}
+
+TEST_F(TornTest, ASaverThatEndsHoldsNoPush) {
+  const auto client = Connect();
+  const auto pulled = Pull(client.get());
+  EXPECT_NE(Talk(servers_[0]->port(), Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) +
+                                          Frame(Op::kCut, R"({"open": true})"))
+                .find("\"open\":true"),
+            std::string::npos);
+  EXPECT_NO_THROW(Push(client.get(), pulled.get()));
 }
 
 TEST_F(TornTest, ABatchOfWorkersThatOneServerCouldNotApply) {

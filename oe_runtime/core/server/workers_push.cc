@@ -52,10 +52,13 @@ bool Workers::Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& 
     if (!fence_->Change(seen, pass) || !store_->LockPush(TablesOf(parts), pass)) return false;
     store_->PushLocked(parts);
     Change([&] {
-      const uint32_t rank = RankOf(client);
-      for (const PushPart& part : parts) ++TableOf(part.table)->pushes[rank];
-      pushed_ = true;
       batches_ += parts.size();
+      // It is applied, also where another connection has taken the place meanwhile.
+      for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
+        if (seats_[rank].client != client) continue;
+        for (const PushPart& part : parts) ++TableOf(part.table)->pushes[rank];
+        pushed_ = true;
+      }
     });
     return true;
   }

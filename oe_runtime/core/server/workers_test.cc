@@ -2,8 +2,13 @@
 #include "oe_runtime/core/server/workers.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/write.hpp>
 #include <filesystem>
 #include <future>
 #include <memory>
@@ -15,7 +20,9 @@
 #include <vector>
 
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/server/raw_socket.h"
 #include "oe_runtime/core/server/test_cluster.h"
+#include "oe_runtime/core/wire/messages.h"
 
 namespace oe {
 namespace {
@@ -208,6 +215,73 @@ TEST(WorkersTest, PullsWaitWithoutAThread) {
   const std::vector<float> after = Rows(clients[0].get());
   EXPECT_NE(before, after);
   for (auto& rows : waiting) EXPECT_EQ(rows.get(), after);
+}
+
+// The server's descriptor of a connection, since both are in this process.
+int ServersEndOf(const asio::ip::tcp::socket& socket) {
+  const asio::ip::tcp::endpoint wanted = socket.local_endpoint();
+  for (int fd = 0; fd < 4096; ++fd) {
+    asio::ip::tcp::endpoint peer;
+    auto size = static_cast<socklen_t>(peer.capacity());
+    if (::getpeername(fd, peer.data(), &size) == 0 && peer == wanted) return fd;
+  }
+  throw std::runtime_error("the server has no such connection");
+}
+
+// Sends until nothing more goes into it.
+void Fill(int fd) {
+  const std::string zeros(4096, '\0');
+  for (const size_t most : {zeros.size(), size_t{1}}) {
+    while (::send(fd, zeros.data(), most, MSG_DONTWAIT) > 0) {
+    }
+  }
+}
+
+TEST(WorkersTest, ABusyFrameOnItsWayEndsNoWorker) {
+  const Cluster cluster(1);
+  const Server& server = *cluster.servers[0];
+  const auto other = Join(cluster, 1, 2, Sync());
+  asio::io_context context;
+  asio::ip::tcp::socket slow(context);
+  slow.connect({asio::ip::address_v4::loopback(), server.port()});
+  const auto send = [&](Op op, const std::string& body) { asio::write(slow, asio::buffer(Frame(op, body))); };
+  WorkerSpec spec = Sync();
+  spec.of = 2;
+  send(Op::kHello, EncodeHello({kProtocolVersion, "", "", ToJsonText(spec)}));
+  (void)ReadReply(&slow);
+  const Key key = 1;
+  Buffer head;
+  EncodeBatch({{1, 0, 0.05}}, {{&key, 1}}, &head);
+  const std::string batch(head.as<char>(), head.size());
+  send(Op::kPush, batch + std::string(sizeof(float), '\0'));
+  (void)ReadReply(&slow);
+  send(Op::kPull, batch);
+  EXPECT_EQ(AwaitStat(server, "/workers/0/waiting/pulls", 1), 1U);
+
+  // The server says so four times per second, unless the frame before cannot go out.
+  const auto said = [&] { return server.Stats()["traffic"]["bytes_out"].get<uint64_t>(); };
+  uint64_t before = 0;
+  do {
+    Fill(ServersEndOf(slow));
+    before = said();
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  } while (said() != before);
+  Push(other.get(), ShareOf(0, 1));
+
+  std::string all;
+  const auto has_row = [&] {
+    const HeaderBytes header = EncodeHeader({Op::kPull, 1, sizeof(float)});
+    return all.find(std::string(header.begin(), header.end())) != std::string::npos;
+  };
+  std::array<char, 65536> some{};
+  while (!has_row()) {
+    asio::error_code error;
+    const size_t got = slow.read_some(asio::buffer(some), error);
+    ASSERT_FALSE(error) << error.message() << " after " << all.size() << " bytes";
+    all.append(some.data(), got);
+  }
+  EXPECT_EQ(server.Stats()["workers"][0]["connected"], 2);
+  EXPECT_EQ(server.Stats()["workers"][0]["lost"], 0);
 }
 
 TEST(WorkersTest, APushForTheNextBatchWaitsToo) {

@@ -109,6 +109,27 @@ std::vector<EvictionSpec> ReadEviction(const json& list) {
   throw SpecError("table '" + spec.name + "': " + what);
 }
 
+// Its type where the specification does not say it.
+std::string DefaultStateDtype(const TableSpec& spec) {
+  return spec.dtype == "float64" ? "float64" : "float32";
+}
+
+// Of a complete spec, but for the type of the state.
+void CheckStateDtype(const TableSpec& spec) {
+  if (spec.state_dtype == DefaultStateDtype(spec)) return;
+  if (spec.dtype == "float64") {
+    Refuse(spec, "'state_dtype' of a float64 table must be float64, not '" + spec.state_dtype + "'");
+  }
+  if (spec.state_dtype != "bfloat16") {
+    Refuse(spec, "'state_dtype' must be float32 or bfloat16, not '" + spec.state_dtype + "'");
+  }
+  for (const OptimizerSlot& slot : SlotsOf(spec.optimizer, spec.dim)) {
+    if (!slot.is_count) continue;
+    Refuse(spec, "'state_dtype' must be float32, because '" + spec.optimizer.name + "' counts in '" +
+                     slot.name + "' and bfloat16 counts to 256 only");
+  }
+}
+
 }  // namespace
 
 TableSpec Complete(const TableSpec& spec) {
@@ -135,6 +156,7 @@ TableSpec Complete(const TableSpec& spec) {
   if (policy != "refuse" && policy != "skip" && policy != "pass") {
     Refuse(spec, "'nonfinite_gradients' must be refuse, skip or pass, not '" + policy + "'");
   }
+  if (spec.state_dtype.empty()) complete.state_dtype = DefaultStateDtype(spec);
   try {
     complete.optimizer = Complete(spec.optimizer);
     complete.initializer = Initializer::Complete(spec.initializer);
@@ -143,14 +165,22 @@ TableSpec Complete(const TableSpec& spec) {
   } catch (const SpecError& error) {
     Refuse(spec, error.what());
   }
+  CheckStateDtype(complete);
   return complete;
 }
 
 Dtype DtypeOf(const TableSpec& spec) { return ParseDtype(spec.dtype).value_or(Dtype::kFloat32); }
 
+Dtype StateDtypeOf(const TableSpec& spec) { return ParseDtype(spec.state_dtype).value_or(Dtype::kFloat32); }
+
 std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec& right) {
-  const json left_fields = json(left).flatten();
-  const json right_fields = json(right).flatten();
+  const auto fields_of = [](const TableSpec& spec) {
+    json fields = spec;
+    fields["state_dtype"] = spec.state_dtype;  // also where JSON leaves it out
+    return fields.flatten();
+  };
+  const json left_fields = fields_of(left);
+  const json right_fields = fields_of(right);
   const auto field_name = [](std::string pointer) {
     pointer.erase(0, 1);
     for (char& c : pointer) {
@@ -159,7 +189,7 @@ std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec&
     return pointer;
   };
   // Names first: their parameters differ as a consequence.
-  for (const char* first : {"/name", "/optimizer/name", "/initializer/name", "/admission/name"}) {
+  for (const char* first : {"/name", "/dtype", "/optimizer/name", "/initializer/name", "/admission/name"}) {
     const json value = left_fields.value(first, json());
     const json other = right_fields.value(first, json());
     if (value != other) return SpecDifference{field_name(first), value.dump(), other.dump()};
@@ -187,6 +217,7 @@ void to_json(json& json, const TableSpec& spec) {
           {"input_dim", spec.input_dim}, {"optimizer", Flat(spec.optimizer.name, spec.optimizer.params)},
           {"initializer", initializer},  {"nonfinite_gradients", spec.nonfinite_gradients}};
   // Left out where there are none, so that such tables' files and pools stay what they were.
+  if (spec.state_dtype == "bfloat16") json["state_dtype"] = spec.state_dtype;
   if (!spec.admission.name.empty()) json["admission"] = Flat(spec.admission.name, spec.admission.params);
   for (const EvictionSpec& eviction : spec.eviction) {
     nlohmann::json one = Flat(eviction.name, eviction.params);
@@ -201,6 +232,7 @@ void from_json(const json& json, TableSpec& spec) {
   read.name = fields.String("name");
   read.dim = static_cast<uint32_t>(fields.Unsigned("dim", kLargestDim));
   if (fields.Has("dtype")) read.dtype = fields.String("dtype");
+  if (fields.Has("state_dtype")) read.state_dtype = fields.String("state_dtype");
   if (fields.Has("index")) read.index = fields.String("index");
   if (fields.Has("input_dim")) {
     read.input_dim = fields.Unsigned("input_dim", std::numeric_limits<uint64_t>::max());
@@ -226,7 +258,8 @@ void from_json(const json& json, TableSpec& spec) {
   }
   if (fields.Has("eviction")) read.eviction = ReadEviction(fields.Take("eviction"));
   fields.End(
-      "name, dim, dtype, index, input_dim, optimizer, initializer, nonfinite_gradients, admission, eviction");
+      "name, dim, dtype, state_dtype, index, input_dim, optimizer, initializer, nonfinite_gradients, "
+      "admission, eviction");
   spec = std::move(read);
 }
 

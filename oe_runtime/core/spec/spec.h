@@ -20,9 +20,12 @@ namespace oe {
 struct TableSpec {
   std::string name;
   uint32_t dim = 0;  // weights per row
-  // Of the weights: "float32"; "float64", with an optimizer's state and gradients in float64; "bfloat16" and
-  // "float16", which pulls and pushes carry as float32, with a state in float32 (row_ops.h).
+  // Of the weights: "float32"; "float64", with gradients in float64; "bfloat16" and "float16", which pulls
+  // and pushes carry as float32 (row_ops.h).
   std::string dtype = "float32";
+  // Of the optimizer's state: "float32" or "bfloat16", but "float64" for float64. Empty: not "bfloat16". In
+  // JSON, only where it is "bfloat16".
+  std::string state_dtype = "";
   std::string index = "hash";  // "hash": any key; "array": keys [0, input_dim)
   uint64_t input_dim = 0;      // array: number of keys; hash: 0
   OptimizerSpec optimizer;
@@ -44,6 +47,7 @@ TableSpec Complete(const TableSpec& spec);
 
 // Of a complete spec.
 Dtype DtypeOf(const TableSpec& spec);
+Dtype StateDtypeOf(const TableSpec& spec);
 
 struct SpecDifference {
   std::string field;  // "dim", "optimizer.epsilon"

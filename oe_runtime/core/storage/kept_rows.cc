@@ -113,7 +113,7 @@ void KeptRows::MakeDurableUpTo(uint64_t id) {
   while (!queue_.empty() && queue_.front().checkpoint.id <= id) MakeFirstDurable(&lock);
 }
 
-// No checkpoint from now on: what comes after builds on the one that failed. With queue_mutex_.
+// No checkpoint until Recover(): what comes after builds on the one that failed. With queue_mutex_.
 void KeptRows::Fail(const std::string& failure) {
   failure_ = failure;
   queue_.clear();
@@ -135,6 +135,16 @@ void KeptRows::WaitDurable() {
   const std::lock_guard<std::mutex> lock(queue_mutex_);
   if (failure_.empty()) return;
   throw StorageError("table '" + spec_.table + "': a checkpoint could not be made durable: " + failure_);
+}
+
+bool KeptRows::has_failed() const {
+  const std::lock_guard<std::mutex> lock(queue_mutex_);
+  return !failure_.empty();
+}
+
+void KeptRows::ForgetFailure() {
+  const std::lock_guard<std::mutex> lock(queue_mutex_);
+  failure_.clear();
 }
 
 std::vector<CheckpointInfo> KeptRows::Checkpoints() const {

@@ -84,6 +84,8 @@ class KeptRows {
   void WaitDurable();
   // The same without the error.
   void WaitIdle() noexcept;
+  // Whether a checkpoint could not be made durable since the last Recover().
+  bool has_failed() const;
   // Makes pending checkpoints durable in the calling thread, without PoolSpec::background.
   void RunPending() { MakeDurableUpTo(std::numeric_limits<uint64_t>::max()); }
 
@@ -96,7 +98,7 @@ class KeptRows {
   // none; later checkpoints are dropped. `indexes`, one per shard and empty, get the rows. Returns what was
   // recovered. The caller excludes all use of shards. Throws StorageError for an id that is not kept and for
   // rows that are damaged. Interrupted anywhere, it can be repeated. `before` is called when all was read and
-  // is intact; if it throws, nothing has changed.
+  // is intact; if it throws, nothing has changed. Allows checkpoints again after one that failed.
   virtual CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                                  const std::function<void()>& before) = 0;
 
@@ -141,6 +143,8 @@ class KeptRows {
   // Whether WaitIdle() waits for chores too.
   virtual bool waits_for_chores() const noexcept = 0;
   virtual std::vector<KeptCheckpoint> kept() const = 0;
+  // To be called by Recover() at its end.
+  void ForgetFailure();
   [[noreturn]] void RefuseCheckpoints(const std::string& why) const;
 
   const PoolSpec spec_;
@@ -151,7 +155,7 @@ class KeptRows {
   bool has_id_ = false;
 
   mutable std::mutex queue_mutex_;
-  std::string failure_;  // why there can be no more checkpoints
+  std::string failure_;  // why there can be no more checkpoints, until Recover()
   bool remove_ = false;
   FairSharedMutex moves_mutex_;
 

@@ -84,6 +84,7 @@ void LogPool::MakeDurable(const ClosedEpoch& closed) {
 CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                                 const std::function<void()>& before) {
   WaitIdle();
+  if (has_failed()) device_->RequirePresent();
   const std::unique_lock<FairSharedMutex> alone(moves_mutex_);
   std::vector<std::unique_ptr<Index>> former;
   former.reserve(shards_.size());
@@ -121,6 +122,7 @@ CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<In
   }
   last_id_ = kept.id;
   has_id_ = kept.epoch > 0;
+  ForgetFailure();
   return {kept.id, kept.version, kept.rows};
 }
 

@@ -80,7 +80,7 @@ class Subject {
     spec_.window = window;
     spec_.block_bytes = random_() % 2 == 0 ? 2048 : 256;
     spec_.background = false;
-    if (random_() % 4 == 0) spec_.format = kOldestPoolFormat;
+    if (random_() % 4 == 0) spec_.format = kOldestPoolFormat + static_cast<uint32_t>(random_() % 2);
     keys_ = 10 + random_() % 60;
     // A third of the media are nearly full all the time.
     if (random_() % 3 == 0) capacity_ = kSuperBytes + ((24 + random_() % 64) << 10);

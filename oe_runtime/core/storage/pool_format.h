@@ -15,9 +15,9 @@
 
 namespace oe {
 
-// Format 1 has all rows in lines of 256 bytes (RowLayout::InPool). A pool keeps the format that it was made
-// with, so pools of the last version are opened, and go on as they are.
-constexpr uint32_t kPoolFormat = 2;
+// The formats differ in which rows lie in lines of 256 bytes (RowLayout::InPool). A pool keeps the format
+// that it was made with, so pools of earlier versions are opened, and go on as they are.
+constexpr uint32_t kPoolFormat = 3;
 constexpr uint32_t kOldestPoolFormat = 1;
 constexpr size_t kPoolPage = 4096;
 

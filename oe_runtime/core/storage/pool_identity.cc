@@ -18,6 +18,8 @@ std::string FieldName(std::string pointer) {
   return pointer;
 }
 
+std::string TextOf(const json& value) { return value.is_null() ? "not set" : value.dump(); }
+
 constexpr size_t kMostNamed = 8;
 
 }  // namespace
@@ -73,8 +75,8 @@ void CheckIdentity(const std::string& path, const std::string& text, const json&
     const std::string name = field.substr(field.rfind('/') + 1);
     if (left == right || std::find(may_differ.begin(), may_differ.end(), name) != may_differ.end()) continue;
     throw StorageError(
-        path + ": '" + FieldName(field) + "' is " + left.dump() + " in this pool, but table '" + table +
-        "' has " + right.dump() +
+        path + ": '" + FieldName(field) + "' is " + TextOf(left) + " in this pool, but table '" + table +
+        "' has " + TextOf(right) +
         "; start it as it was, or fresh (--storage-fresh), which removes all tables of the directory");
   }
 }

@@ -274,7 +274,8 @@ void Pool::DiscardLater(const std::vector<KeptCheckpoint>& kept, const Slots& la
   }
   flusher_->Fence();
   // Later checkpoints first, then their slots: interrupted in between, these are still later than the newest.
-  if (kept.size() != kept_.size()) Commit(kept);
+  // One that failed may be in the superblock all the same.
+  if (kept.size() != kept_.size() || has_failed()) Commit(kept);
   Invalidate(later);
   flusher_->Fence();
 }
@@ -292,7 +293,8 @@ uint64_t Pool::ChangedInAnEpoch(uint32_t shard) const {
 
 CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                              const std::function<void()>& before) {
-  WaitDurable();
+  WaitIdle();
+  if (has_failed()) RequirePresent();
   const std::vector<KeptCheckpoint> kept = KeptUpTo(id, kept_, spec_.table);
   const KeptCheckpoint chosen = kept.empty() ? KeptCheckpoint{} : kept.back();
 
@@ -348,6 +350,7 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
   epoch_ = chosen.epoch + 1;
   last_id_ = chosen.id;
   has_id_ = !kept.empty();
+  ForgetFailure();
   ReserveAgain();
   Recycle();
   return {chosen.id, chosen.version, chosen.rows};

@@ -103,6 +103,14 @@ double BytesOf(uint64_t format, size_t row_bytes) {
   return static_cast<double>(layout.block_bytes) / layout.block_rows();
 }
 
+// Adagrad's rows of two-byte weights: 6 bytes per weight, where float32 has 8.
+TEST(PoolTest, RowsThatALineWouldWasteAQuarterForArePacked) {
+  for (const size_t dim : {size_t{16}, size_t{32}, size_t{64}}) {
+    EXPECT_EQ(BytesOf(2, 6 * dim), 8.0 * static_cast<double>(dim));
+    EXPECT_LE(BytesOf(kPoolFormat, 6 * dim), 6.05 * static_cast<double>(dim));
+  }
+}
+
 TEST(PoolTest, FourMoreBytesPerRowCostAtMostEight) {
   // Adagrad's rows of dim 16, 32 and 64, and with the fact of one eviction policy.
   for (const size_t bytes : {size_t{128}, size_t{256}, size_t{512}}) {
@@ -111,7 +119,8 @@ TEST(PoolTest, FourMoreBytesPerRowCostAtMostEight) {
   }
   for (size_t bytes = 4; bytes <= 4096; bytes += 4) {
     EXPECT_GE(BytesOf(kPoolFormat, bytes), static_cast<double>(bytes));
-    EXPECT_GE(BytesOf(1, bytes), BytesOf(kPoolFormat, bytes));
+    EXPECT_GE(BytesOf(1, bytes), BytesOf(2, bytes));
+    EXPECT_GE(BytesOf(2, bytes), BytesOf(kPoolFormat, bytes));
     if (bytes * 16 <= kBlockBytes) {
       EXPECT_LE(BytesOf(kPoolFormat, bytes), static_cast<double>(bytes) * 1.36) << bytes;
     }
@@ -127,28 +136,33 @@ TEST(PoolTest, FourMoreBytesPerRowCostAtMostEight) {
   }
 }
 
-// Of rows whose places differ between the formats.
-TEST(PoolTest, APoolOfTheFormatBeforeGoesOnAsItIs) {
-  ASSERT_NE(BytesOf(1, 132), BytesOf(2, 132));
+// With rows whose places differ between the format and the current one.
+void GoesOnAsItIs(uint32_t format, size_t row_bytes) {
+  ASSERT_NE(BytesOf(format, row_bytes), BytesOf(kPoolFormat, row_bytes));
   SimulatedMedium medium(1);
-  PoolSpec old = Spec(132);
-  old.format = 1;
+  PoolSpec old = Spec(row_bytes);
+  old.format = format;
   {
     Rows rows(&medium, old);
     for (Key key = 0; key < 300; ++key) rows.Push(key, static_cast<uint8_t>(key));
     rows.Checkpoint();
   }
   for (uint64_t life = 1; life <= 2; ++life) {
-    Rows rows(&medium, Spec(132), UuidIn(medium));
+    Rows rows(&medium, Spec(row_bytes), UuidIn(medium));
     rows.Resume(life);
     for (Key key = 0; key < 300; ++key) ASSERT_EQ(rows.Value(key), static_cast<uint8_t>(key)) << key;
     // Also in segments that it gets now.
     for (Key key = 300 * life; key < 300 * life + 1000; ++key) rows.Push(key, 7);
     for (Key key = 0; key < 300; ++key) rows.Push(key, static_cast<uint8_t>(key));
     rows.Checkpoint();
-    EXPECT_EQ(rows->spec().format, 1U);
+    EXPECT_EQ(rows->spec().format, format);
   }
-  EXPECT_THROW((void)Pool::Open(&medium, UuidIn(medium), Spec(136)), StorageError);
+  EXPECT_THROW((void)Pool::Open(&medium, UuidIn(medium), Spec(row_bytes + 4)), StorageError);
+}
+
+TEST(PoolTest, PoolsOfEarlierFormatsGoOnAsTheyAre) {
+  GoesOnAsItIs(1, 132);
+  GoesOnAsItIs(2, 192);
 }
 
 TEST(PoolTest, AFormatOfALaterVersionIsRefusedByName) {
@@ -163,7 +177,7 @@ TEST(PoolTest, AFormatOfALaterVersionIsRefusedByName) {
   const uint64_t uuid = UuidIn(medium);
   EXPECT_EQ(MessageOf<StorageError>([&] { (void)Pool::Open(&medium, uuid, Spec(128)); }),
             SuperName(uuid) +
-                ": 'format' is 3, but this version reads 1 to 2; use the version that wrote "
+                ": 'format' is 4, but this version reads 1 to 3; use the version that wrote "
                 "it, or start fresh (--storage-fresh)");
   EXPECT_FALSE(medium.List().empty()) << "it was removed";
 }

@@ -54,7 +54,8 @@ RowLayout RowLayout::InLines(size_t row_bytes, size_t block_bytes) {
 RowLayout RowLayout::InPool(uint64_t format, size_t row_bytes, size_t block_bytes) {
   const RowLayout in_lines = InLines(row_bytes, block_bytes);
   const size_t of_row = row_bytes < kLine ? kLine / (kLine / row_bytes) : in_lines.stride;
-  if (format < 2 || row_bytes >= of_row - of_row / 4) return in_lines;
+  const size_t most = of_row - of_row / 4;  // of a row that is packed
+  if (format < 2 || row_bytes > most || (format == 2 && row_bytes == most)) return in_lines;
   RowLayout packed = Dense(row_bytes, block_bytes);
   packed.block_bytes = RoundUp(packed.block_bytes, kLine);
   return packed;

@@ -42,8 +42,8 @@ struct RowLayout {
   // So that persistent memory, which reads and writes lines of 256 bytes, touches as few of them as possible:
   // larger rows begin with a line, smaller ones do not straddle two.
   static RowLayout InLines(size_t row_bytes, size_t block_bytes);
-  // That of a pool of `format` (pool_format.h): in lines; since format 2, one after the other where lines
-  // would waste more than a quarter, as with rows of 132 bytes, of which a line holds one.
+  // That of a pool of `format` (pool_format.h): in lines; since format 3, one after the other where lines
+  // would waste a quarter or more (format 2: more), as with rows of 192 bytes, of which a line holds one.
   static RowLayout InPool(uint64_t format, size_t row_bytes, size_t block_bytes);
 
   uint32_t block_rows() const { return 1U << shift; }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <functional>
@@ -49,11 +50,9 @@ class SimulatedMedium final : public Medium {
     const uint64_t kind = random_() % 4;
     for (auto& [name, file] : files_) {
       if (power_cut) {
-        for (const auto& [flusher, lines] : file.flushed) {
-          for (const auto& [offset, line] : lines) {
-            for (size_t word = 0; word < kLineWords; ++word) {
-              if (Keeps(kind)) file.medium[offset + word] = line[word];
-            }
+        for (const Flushed& line : file.flushed) {
+          for (size_t word = 0; word < kLineWords; ++word) {
+            if (Keeps(kind)) file.medium[line.offset + word] = line.words[word];
           }
         }
         for (size_t word = 0; word < file.cache.size(); ++word) {
@@ -127,33 +126,38 @@ class SimulatedMedium final : public Medium {
  private:
   static constexpr size_t kLineBytes = 64;
   static constexpr size_t kLineWords = kLineBytes / sizeof(uint64_t);
-  using Line = std::array<uint64_t, kLineWords>;
 
+  // A line that was flushed and not fenced, as it was then.
+  struct Flushed {
+    uint64_t flusher;
+    size_t offset;  // of its first word
+    std::array<uint64_t, kLineWords> words;
+  };
   struct File {
     std::vector<uint64_t> cache;
     std::vector<uint64_t> medium;
-    // By flusher: the index of the first word of a line, and the line as it was then.
-    std::map<const Flusher*, std::vector<std::pair<size_t, Line>>> flushed;
+    std::vector<Flushed> flushed;  // in the order of the flushes, which a seed repeats
   };
 
   class SimulatedFlusher final : public Flusher {
    public:
-    explicit SimulatedFlusher(SimulatedMedium* medium) : medium_(medium) {}
+    explicit SimulatedFlusher(SimulatedMedium* medium) : medium_(medium), number_(++medium->flushers_) {}
     void Store(uint64_t* word, uint64_t value) override {
       medium_->Step();
       *word = value;
     }
     void Flush(const void* data, size_t size) override {
       medium_->Step();
-      medium_->FlushLines(this, static_cast<const std::byte*>(data), size);
+      medium_->FlushLines(number_, static_cast<const std::byte*>(data), size);
     }
     void Fence() override {
       medium_->Step();
-      medium_->FenceAll(this);
+      medium_->FenceAll(number_);
     }
 
    private:
     SimulatedMedium* const medium_;
+    const uint64_t number_;
   };
 
   uint64_t Used() const noexcept {
@@ -169,30 +173,32 @@ class SimulatedMedium final : public Medium {
     return random_() % 2 == 0;
   }
 
-  void FlushLines(const Flusher* flusher, const std::byte* data, size_t size) {
+  void FlushLines(uint64_t flusher, const std::byte* data, size_t size) {
     for (auto& [name, file] : files_) {
       const auto* begin = reinterpret_cast<const std::byte*>(file.cache.data());
       if (data < begin || data >= begin + file.cache.size() * sizeof(uint64_t)) continue;
       const auto first = static_cast<size_t>(data - begin) / kLineBytes;
       const auto last = (static_cast<size_t>(data - begin) + size - 1) / kLineBytes;
       for (size_t line = first; line <= last; ++line) {
-        Line content{};
-        std::memcpy(content.data(), &file.cache[line * kLineWords], kLineBytes);
-        file.flushed[flusher].emplace_back(line * kLineWords, content);
+        Flushed& flushed = file.flushed.emplace_back();
+        flushed.flusher = flusher;
+        flushed.offset = line * kLineWords;
+        std::memcpy(flushed.words.data(), &file.cache[line * kLineWords], kLineBytes);
       }
       return;
     }
     throw StorageError("a flush outside of the medium");
   }
 
-  void FenceAll(const Flusher* flusher) {
+  void FenceAll(uint64_t flusher) {
     for (auto& [name, file] : files_) {
-      const auto lines = file.flushed.find(flusher);
-      if (lines == file.flushed.end()) continue;
-      for (const auto& [offset, line] : lines->second) {
-        std::memcpy(&file.medium[offset], line.data(), kLineBytes);
-      }
-      file.flushed.erase(lines);
+      const auto is_fenced = [&](const Flushed& line) {
+        if (line.flusher != flusher) return false;
+        std::memcpy(&file.medium[line.offset], line.words.data(), kLineBytes);
+        return true;
+      };
+      file.flushed.erase(std::remove_if(file.flushed.begin(), file.flushed.end(), is_fenced),
+                         file.flushed.end());
     }
   }
 
@@ -212,6 +218,7 @@ class SimulatedMedium final : public Medium {
 
   std::mt19937_64 random_;
   std::map<std::string, File> files_;
+  uint64_t flushers_ = 0;  // so far
   uint64_t steps_left_ = UINT64_MAX;
   bool crashed_ = false;
   size_t largest_ = size_t{64} << 10;

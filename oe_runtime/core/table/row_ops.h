@@ -12,10 +12,11 @@ namespace oe {
 // The operations on the bytes of rows, for a table's dtype, initializer and optimizer. Pulls return and
 // pushes bring doubles for float64, floats for all other dtypes. Immutable.
 //
-// Rows of halves are updated in float32 and rounded stochastically (common/half.h). Rounded to the nearest
-// half, an update below half the distance of two halves would be lost each time, and most updates become that
-// small. The random bits are a function of the seed and name of the table, the key, the number of the push
-// and the element, so any storage, number of servers and threads gives the same rows.
+// Weights and a state of halves are updated in float32 and rounded stochastically (common/half.h). Rounded to
+// the nearest half, an update below half the distance of two halves would be lost each time, and most updates
+// become that small; so would the decay of Adam's velocity. The random bits are a function of the seed and
+// name of the table, the key, the number of the push, and the weight or the number of the state, so any
+// storage, number of servers and threads gives the same rows.
 class RowOps {
  public:
   // `spec` must be complete.
@@ -31,8 +32,12 @@ class RowOps {
   virtual void ReadMissing(Key key, void* values) const noexcept = 0;
   // The weights of a row. Rows of float32 and float64 begin with just these bytes.
   virtual void Read(const std::byte* row, void* values) const noexcept = 0;
+  // The state of a row, as many values as it has.
+  virtual void ReadState(const std::byte* row, void* values) const noexcept = 0;
   // Sets the weights of a row, halves rounded to the nearest as Init() does: what Read() gave stays the same.
   virtual void Write(const void* values, std::byte* row) const noexcept = 0;
+  // The same of its state.
+  virtual void WriteState(const void* values, std::byte* row) const noexcept = 0;
 
   // Applies the optimizer to rows[i] of keys[i] with gradients[i] for i < n <= kMostRows. `step` is the
   // number of the push.

@@ -38,6 +38,7 @@ class RowOps;
 struct LogPoolStats;
 struct PoolRoom;
 class TableFiles;
+class PendingFiles;
 struct TableFileInfo;
 
 // What the policies of a table did.
@@ -200,6 +201,8 @@ class Table {
   // the keys erased since. For another checksum, or where too many keys were erased to be remembered, it
   // writes all rows. Throws CheckpointError naming the file; then no file is left.
   TableFileInfo Save(const std::string& file, std::optional<uint64_t> since = std::nullopt);
+  // Leaves its files to `files`. If these are not published, the next Save() must not be `since` them.
+  TableFileInfo Save(const std::string& file, std::optional<uint64_t> since, PendingFiles* files);
 
   // Replaces the content with that of all chains (checkpoint/table_chain.h) of one saved table, from any
   // number of servers, with the filters beside them. Takes the keys of this shard. Throws CheckpointError

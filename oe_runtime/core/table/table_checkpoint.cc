@@ -30,6 +30,13 @@ TableFiles Table::Files() const {
 }
 
 TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since) {
+  PendingFiles files;
+  TableFileInfo info = Save(file, since, &files);
+  files.Publish();
+  return info;
+}
+
+TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since, PendingFiles* files) {
   RequireWhole();
   WaitIdle();
   // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
@@ -41,43 +48,35 @@ TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since
       SweepFilterQuietly(shard, eviction_.sweeps(), Content::Swept::kOfCall, {});
     }
   }
-  const auto save = [&] {
-    const bool known = std::all_of(content_->shards.begin(), content_->shards.end(),
-                                   [](const auto& map) { return map->store().changes().known(); });
-    if (since != content_->saved || !known) since.reset();
-    TableFiles::Damaged damaged;
-    TableFileInfo info;
-    {
-      std::unique_lock<FairSharedMutex> moves_lock;
-      if (content_->kept) moves_lock = std::unique_lock(content_->kept->moves_mutex());
-      info = Files().Save(content_->shards, file, content_->version.load(), since, &damaged);
-    }
-    content_->saved = info.checksum;
-    content_->saved_version = info.version;
-    for (const auto& map : content_->shards) map->store().changes().Start();
-    try {
-      for (const auto& [map, key] : damaged) {
-        const RowLog::Room room = map->store().RoomFor(1, RowLog::Need::kWriteBack);
-        const std::unique_lock<FairSharedMutex> lock(map->mutex());
-        try {
-          map->CheckRow(key);
-        } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch)
-          // As in CheckRows(): it is noted; the file is complete.
-        }
-      }
-    } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): there is no room to note it
-    }
-    return info;
-  };
-  if (!content_->filter) return save();
-  const std::string filter_file = FilterFileName(file);
-  SaveFilter(*content_->filter, spec_, shard_, content_->version.load(), filter_file);
-  try {
-    return save();
-  } catch (...) {
-    (void)::unlink(filter_file.c_str());
-    throw;
+  if (content_->filter) {
+    SaveFilter(*content_->filter, spec_, shard_, content_->version.load(), FilterFileName(file), files);
   }
+  const bool known = std::all_of(content_->shards.begin(), content_->shards.end(),
+                                 [](const auto& map) { return map->store().changes().known(); });
+  if (since != content_->saved || !known) since.reset();
+  TableFiles::Damaged damaged;
+  TableFileInfo info;
+  {
+    std::unique_lock<FairSharedMutex> moves_lock;
+    if (content_->kept) moves_lock = std::unique_lock(content_->kept->moves_mutex());
+    info = Files().Save(content_->shards, file, files, content_->version.load(), since, &damaged);
+  }
+  content_->saved = info.checksum;
+  content_->saved_version = info.version;
+  for (const auto& map : content_->shards) map->store().changes().Start();
+  try {
+    for (const auto& [map, key] : damaged) {
+      const RowLog::Room room = map->store().RoomFor(1, RowLog::Need::kWriteBack);
+      const std::unique_lock<FairSharedMutex> lock(map->mutex());
+      try {
+        map->CheckRow(key);
+      } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch)
+        // As in CheckRows(): it is noted; the file is complete.
+      }
+    }
+  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): there is no room to note it
+  }
+  return info;
 }
 
 void Table::Restore(const std::vector<std::string>& files) {
@@ -218,9 +217,9 @@ void Table::Recover(std::optional<uint64_t> id) {
   const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
   // The tables of a server go back together, and most are there already.
   KeptRows& rows = RequireKept();
-  rows.WaitDurable();
+  rows.WaitIdle();
   const std::vector<CheckpointInfo> kept = rows.Checkpoints();
-  bool changed = false;
+  bool changed = rows.has_failed();
   for (const auto& map : content_->shards) changed = changed || map->store().changed();
   for (uint32_t i = 0; content_->counts && i < kShards; ++i) {
     changed = changed || content_->counts->shard(i)->changed();

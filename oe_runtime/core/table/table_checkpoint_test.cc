@@ -200,6 +200,35 @@ TEST_P(TableCheckpointTest, GoesBackToAnyKeptCheckpoint) {
   EXPECT_EQ(Rows(*table), rows[3]);
 }
 
+TEST_P(TableCheckpointTest, GoesBackAfterACheckpointThatFailed) {
+  for (const bool pushes : {true, false}) {
+    auto table = Open(false);
+    Push(table.get(), 1);
+    table->Checkpoint(1);
+    table->WaitDurable();
+    const std::vector<float> rows = Rows(*table);
+    if (pushes) Push(table.get(), 2);
+    const std::string away = directory_.path() + "-away";
+    std::filesystem::rename(directory_.path(), away);
+    table->Checkpoint(2);
+    EXPECT_NE(MessageOf<StorageError>([&] { table->WaitDurable(); }).find(" is gone"), std::string::npos);
+    EXPECT_THROW(table->Checkpoint(3), StorageError);
+    EXPECT_NE(MessageOf<StorageError>([&] { table->Recover(1); }).find(" is gone"), std::string::npos);
+    std::filesystem::rename(away, directory_.path());
+    table->Recover(1);
+    EXPECT_EQ(Rows(*table), rows);
+    Push(table.get(), 3);
+    const std::vector<float> later = Rows(*table);
+    table->Checkpoint(2);
+    table->WaitDurable();
+    table = nullptr;
+    table = Open();
+    EXPECT_EQ(Ids(*table), (std::vector<uint64_t>{1, 2}));
+    EXPECT_EQ(Rows(*table), later);
+    table->Drop();
+  }
+}
+
 TEST_P(TableCheckpointTest, IdsGrow) {
   const auto table = Open();
   table->Checkpoint(0);
@@ -344,14 +373,14 @@ TEST_P(TableCheckpointTest, DamageIsRefusedByFileAndField) {
     EXPECT_EQ(message.substr(0, begin.size()), begin) << message;
   };
   starts(refusal_with(super, flipped(super_bytes, 2)), super + " is damaged: 'magic' is wrong");
-  starts(refusal_with(super, flipped(super_bytes, 8)), super + ": 'format' is 6, but this version reads 1");
+  starts(refusal_with(super, flipped(super_bytes, 8)), super + ": 'format' is 7, but this version reads 1");
   starts(refusal_with(super, flipped(super_bytes, 100)), super + " is damaged: the 'checksum' of its header");
   starts(refusal_with(super, super_bytes.substr(0, 20480)),
          super + " is damaged: it is truncated: 'bytes' are 20480");
   starts(refusal_with(super, flipped(flipped(super_bytes, kSuperTextBytes), kSuperTextBytes + kPoolPage)),
          super + " is damaged: the 'checksum' of both copies");
   starts(refusal_with(segment, flipped(segment_bytes, 2)), segment + " is damaged: 'magic' is wrong");
-  starts(refusal_with(segment, flipped(segment_bytes, 8)), segment + ": 'format' is 6");
+  starts(refusal_with(segment, flipped(segment_bytes, 8)), segment + ": 'format' is 7");
   starts(refusal_with(segment, flipped(segment_bytes, 30)),
          segment + " is damaged: the 'checksum' of its header");
   starts(refusal_with(segment, segment_bytes.substr(0, 8192)),

@@ -147,8 +147,8 @@ class TableFiles::Blocks {
   uint64_t added_ = 0;
 };
 
-TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, uint64_t version,
-                               std::optional<uint64_t> since, Damaged* damaged) const {
+TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, PendingFiles* files,
+                               uint64_t version, std::optional<uint64_t> since, Damaged* damaged) const {
   TableFileInfo info;
   info.file = file;
   info.spec = spec_;
@@ -186,7 +186,7 @@ TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, uin
                           std::to_string(info.rows) + " rows to save, but " + std::to_string(blocks.added()) +
                           " were found; save it again");
   }
-  return writer.Finish();
+  return writer.Finish(files);
 }
 
 // Rows of logs that are not in frames, as they come.

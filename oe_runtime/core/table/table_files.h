@@ -42,7 +42,7 @@ class TableFiles {
   // damaged row a new one is written, and it is added to *damaged. Throws CheckpointError; then nothing is
   // left of the file.
   using Damaged = std::vector<std::pair<RowMap*, Key>>;
-  TableFileInfo Save(const RowMaps& maps, const std::string& file, uint64_t version,
+  TableFileInfo Save(const RowMaps& maps, const std::string& file, PendingFiles* files, uint64_t version,
                      std::optional<uint64_t> since, Damaged* damaged) const;
 
   // Adds the rows of a chain that are of this shard to maps that nobody else uses. While the rows that were

@@ -76,7 +76,7 @@ Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights
       std::byte* row = map.row(numbers[i]);
       const size_t at = plan.order[i];
       ops_->Write(of_weights[at], row);
-      if (state_bytes > 0) std::memcpy(row + format.state_at, of_states[at], state_bytes);
+      if (state_bytes > 0) ops_->WriteState(of_states[at], row);
       if (has_policies_) eviction_.facts().Touch(row, step, 1, seconds);
     }
     map.store().Unpin(&numbers[begin], end - begin);
@@ -179,7 +179,7 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
         if (rows[i] == nullptr) ops_->Init(plan.keys[begin + i], fresh.get());
         const std::byte* row = rows[i] != nullptr ? rows[i] : fresh.get();
         ops_->Read(row, of_weights[at]);
-        if (state_bytes > 0) std::memcpy(of_states[at], row + format.state_at, state_bytes);
+        if (state_bytes > 0) ops_->ReadState(row, of_states[at]);
       }
     }
   });

@@ -3,7 +3,8 @@
 //   offset  0  magic    "OEP\n"
 //           4  version  uint16   that both sides speak, see below
 //           6  op       uint16   Op; a reply repeats the request's, or is kError
-//           8  request  uint64   number of the request; a reply repeats it
+//           8  request  uint64   number of the request, the same to all servers; a reply repeats it. Its
+//                                upper half names the client: random, 0 of 0.2.0 and before
 //          16  length   uint64   bytes of body; bounded, see below
 //
 // Numbers are little-endian. This header never changes, so that two versions can at least tell each other
@@ -70,6 +71,10 @@ enum class Op : uint16_t {
   // at once, and then reads those rows from the drive that it does not have in DRAM. Of servers whose reply
   // to the hello says that they do.
   kReadAhead = 28,
+  // {"open": true} or {"close": true}, {"let": [[client, change], ...]} or {}: Cut::Open, Close, Let; the
+  // reply is Cut::State and "pushing", see Store::Versions. Of servers whose reply to the hello says that
+  // they do.
+  kCut = 29,
   // Not a request: the server says, about four times per second, that the client's request
   // waits or takes long; {"for": what it waits for}, with the number of the request. The reply follows.
   kBusy = 26,
@@ -126,6 +131,7 @@ constexpr uint64_t MaxRequest(Op op) {
     case Op::kShare:
     case Op::kTear:
     case Op::kVersions:
+    case Op::kCut:
     case Op::kBusy:
       break;
   }
@@ -141,6 +147,9 @@ struct FrameHeader {
   uint64_t length = 0;
   uint16_t version = kProtocolVersion;
 };
+
+constexpr uint64_t ClientOf(uint64_t request) { return request >> 32; }
+constexpr uint64_t ChangeOf(uint64_t request) { return request & 0xffffffff; }
 
 using HeaderBytes = std::array<uint8_t, kHeaderBytes>;
 

@@ -16,7 +16,7 @@ namespace oe {
 // Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, since version 6
 // {version}, with a server that would share memory {nonce} (wire/shared_memory.h), and bools: reads_ahead,
 // whether it takes Op::kReadAhead, counts_changes, whether RowsRequest::change, places_rows, whether
-// RowsRequest::placed.
+// RowsRequest::placed, cuts, whether Op::kCut.
 struct Hello {
   uint16_t version = 0;  // the newest that the client speaks (frame.h)
   std::string token;

@@ -27,7 +27,8 @@ def show(model: Model, path: Path | None, hours: float, *, as_json: bool = False
     console = make_console()
     say(
         console,
-        f"{model.rows:,} rows of dim {model.dim}, {model.optimizer}, {model.dtype}: {found[0].row_bytes} "
+        f"{model.rows:,} rows of dim {model.dim}, {model.optimizer}, {model.dtype} (state "
+        f"{'float64' if model.dtype == 'float64' else model.state_dtype}): {found[0].row_bytes} "
         f"bytes per row, {_gib(model.rows * found[0].row_bytes)} in all; {cost.changed(model):,} rows change "
         f"between checkpoints, of which {model.kept} are kept",
     )

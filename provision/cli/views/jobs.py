@@ -29,19 +29,17 @@ def status(
     With ``cluster`` only jobs of that one, and those that name none; TrainingError for a named job of
     another.
     """
-    if name is None:
-        known = store.directories(state_dir)
-        there = registry.asked(known, _MOST_JOBS)
-        here = [job for job in known if not registry.backend_of(job).STAYS]
-    else:
-        named = store.find(state_dir, name)
-        here, there = ([], [named]) if registry.backend_of(named).STAYS else ([named], [])
+    known = store.directories(state_dir) if name is None else [store.find(state_dir, name)]
+    here, there = registry.split(known, _MOST_JOBS)
     if cluster is not None:
         here = [job for job in here if _belongs(job, cluster, named=name is not None)]
     console = make_console(as_json=as_json)
     with console.status("asking the hosts"):
-        reports = [observing.report(job) if name else observing.readable_report(job) for job in here]
-        clusters = [registry.backend_of(job).observe(job) for job in there]
+        reports, clusters = (
+            [registry.backend_of(job).observe(job) for job in found] for found in (here, there)
+        )
+    if name and reports and reports[0]["state"] == "unreadable":
+        raise TrainingError(reports[0]["message"])
     if as_json:
         print(json.dumps({"jobs": [*reports, *clusters]}))
         return 0
@@ -68,11 +66,11 @@ def status(
 
 
 def _belongs(job: Job, cluster: str, *, named: bool) -> bool:
-    """Whether a job belongs to the cluster; TrainingError if a named job does not."""
+    """Whether a job belongs to the cluster, or names none; TrainingError if a named job does not."""
     try:
         mine = job.spec().cluster
     except TrainingError:
-        if named:
+        if named and job.job_file.exists():
             raise
         return True
     if named and mine != cluster:
@@ -105,8 +103,10 @@ def _job_table(reports: list[dict[str, Any]]) -> Table:
         state, running = item["state"], item["state"] in ACTIVE
         step = f"{item['step'] or 0}/{item['steps'] or '?'}"
         processes = item["processes"]
-        if processes and item["step"] is None and all(e["role"] == "parameter_server" for e in processes):
+        if processes and item["step"] is None and all(e["role"] != "worker" for e in processes):
             step = "–"  # servers alone, or a worker that is still to start
+            if versions := {entry["version"] for entry in processes} - {None}:
+                step = ", ".join(map(str, sorted(versions)))  # that replicas serve
         held_out = (item["eval"] or {}).get("auc")
         table.add_row(
             item["job"],

@@ -1,9 +1,9 @@
 """Where a job's processes run, behind one interface.
 
-``Backend`` is what commands know of a job; ``registry.backend_of`` gives it. There are two: ``hosts`` for
-jobs with a ``job.json``, and ``kubernetes`` for jobs with a ``kubernetes.json``. Of the processes on hosts,
-``local`` runs those of this machine (in a container with ``containers``), and ``ssh`` the units of others;
-``Process`` is what the supervisor knows of one, and ``Runner`` what placement knows of a host's.
+``Backend`` is what commands know of a job; ``registry.backend_of`` gives it, by the file that the job has of
+``store.BACKENDS``. Of the processes on hosts, ``local`` runs those of this machine (in a container with
+``containers``), and ``ssh`` the units of others; ``Process`` is what the supervisor knows of one, and
+``Runner`` what placement knows of a host's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from provision.hosts.stop_request import StopRequest
     from provision.jobs.backends.units import Place
     from provision.jobs.holding import Holding
-    from provision.jobs.request import LaunchOptions
+    from provision.jobs.request import LaunchOptions, ServeOptions
     from provision.jobs.screen import JobScreen
     from provision.jobs.script_files import ScriptFiles
     from provision.jobs.store import Job, ProcessSpec, ProcessState
@@ -34,7 +34,7 @@ _WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not liste
 class Backend(Protocol):
     """What can be done with a job, wherever it runs; TrainingError where one thing cannot.
 
-    A new backend is one module with these names, and a line in ``registry``.
+    A new backend is one module with these names, and a line in ``store.BACKENDS``.
     """
 
     STAYS: bool  # something of a job may be left there though it has ended
@@ -69,6 +69,12 @@ class Backend(Protocol):
 
     def fetch(self, job: Job, *, checkpoints: bool, replace: bool) -> int:
         """Copy export and report here; the exit code."""
+
+    def serve(self, job: Job, options: ServeOptions, *, state_dir: Path, screen: JobScreen) -> Job:
+        """Start replicas that answer requests for the job's model, as a job of their own, which listens."""
+
+    def manifests(self, job: Job, options: ServeOptions) -> str:
+        """The objects of such replicas as text, where they are applied by hand."""
 
     def results(self, job: Job) -> str:
         """Where the run's files are, if not in the job's directory here; else empty."""

@@ -12,7 +12,7 @@ from provision.jobs.backends import units
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.holding import Holding, disk_bytes
 from provision.jobs.metrics import summary
-from provision.jobs.request import LaunchOptions
+from provision.jobs.request import LaunchOptions, ServeOptions
 from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job
 
@@ -32,7 +32,7 @@ def start(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, scre
 
 
 def resume(
-    _: Job,
+    job: Job,
     inventory: Callable[[], Inventory],
     options: LaunchOptions,
     *,
@@ -42,7 +42,21 @@ def resume(
     """See ``Backend``; ``options.resume`` names the job."""
     from provision.jobs import launching
 
+    launching.require_training(job.spec())
     return launching.launch(inventory(), options, state_dir=state_dir, screen=screen)
+
+
+def serve(job: Job, options: ServeOptions, *, state_dir: Path, screen: JobScreen) -> Job:
+    """See ``Backend``."""
+    from provision.jobs import replicas
+
+    return replicas.start(options, job, state_dir=state_dir, screen=screen)
+
+
+def manifests(job: Job, options: ServeOptions) -> str:
+    """See ``Backend``."""
+    del options
+    raise TrainingError(f"--print: job {job.id} is not on Kubernetes; leave it out")
 
 
 def results(job: Job) -> str:
@@ -67,7 +81,7 @@ def holding(job: Job, size: int) -> Holding:
         step=facts.step,
         steps=facts.steps,
         checkpoint=facts.checkpoint_step if newest is None else newest[0],
-        left=job.rows_left() if spec.is_servers_alone or not known else [],
+        left=job.rows_left() if not spec.has_worker or not known else [],
     )
 
 

@@ -200,10 +200,12 @@ class Child(Process):
             if time.monotonic() > deadline:
                 error, last = self._last_lines()
                 last = error or last
+                replica = self.spec.role == "replica"
+                setting = "--start-timeout" if replica else "parameter_server_start_timeout"
                 raise Refused(
                     f"{self.label} was not ready after {seconds} s"
                     + (f"; its last line: {last}" if last else "")
-                    + "; if it needs longer, raise parameter_server_start_timeout"
+                    + f"; if it needs longer, raise {setting}"
                     + f"; its log: {self.log}"
                 )
             if stop.wait(TICK):

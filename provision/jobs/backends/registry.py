@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 from provision.cluster.errors import TrainingError
 from provision.jobs import store
 from provision.jobs.backends import Backend
 from provision.jobs.backends.containers import ENGINES
-from provision.jobs.store import Job
+from provision.jobs.store import BACKENDS, Job
 
-PLACES = ("hosts", "kubernetes", *ENGINES)  # that --on names; engines run processes of hosts in containers
+
+def places() -> tuple[str, ...]:
+    """What --on names; engines run processes of hosts in containers."""
+    return (*BACKENDS, *ENGINES)
 
 
 def named(place: str) -> Backend:
-    """The backend of one of ``PLACES``."""
-    if place == "kubernetes":
-        from provision.jobs.backends.kubernetes import backend
-
-        return backend
-    from provision.jobs.backends import hosts
-
-    return hosts
+    """The backend of one of ``places``."""
+    return cast(Backend, import_module(BACKENDS["hosts" if place in ENGINES else place][1]))
 
 
 def backend_of(job: Job) -> Backend:
     """The backend that a job runs on."""
-    return named("kubernetes" if job.on_kubernetes else "hosts")
+    return named(job.place)
 
 
-def asked(known: list[Job], most: int) -> list[Job]:
-    """The last of the jobs that are asked about where they run although they may have ended, oldest first."""
-    return [job for job in known if backend_of(job).STAYS][-most:]
+def split(known: list[Job], most: int) -> tuple[list[Job], list[Job]]:
+    """The jobs of which files here tell, and the last of those that are asked about where they run, even if
+    they have ended; each oldest first.
+    """
+    there = [job for job in known if backend_of(job).STAYS]
+    return [job for job in known if job not in there], there[-most:]
 
 
 def find_running(state_dir: Path, name: str | None) -> Job:

@@ -30,7 +30,7 @@ from provision.node.job import MOST_EVENTS
 from provision.node.state import State
 
 OBSERVE_SECONDS = 60  # an observation may take on a slow host
-STOP_SECONDS = {"parameter_server": 180, "worker": int(CHECKPOINT_SECONDS) + 60}
+STOP_SECONDS = {"parameter_server": 180, "replica": 180, "worker": int(CHECKPOINT_SECONDS) + 60}
 START_SECONDS = 120
 SCRIPT_SECONDS = 120  # a host may take for an archive
 POLL_SECONDS = 2.0  # between observations of a worker on another host
@@ -348,7 +348,7 @@ def _longest_start(role: Role, seconds: int) -> int:
 
 def _check_servers(host: Host, items: Sequence[Mapping[str, Any]], answer: Answer) -> None:
     """HostError unless the answer to a start says where each server of ``items`` listens, and of no other."""
-    wanted = sorted(item["name"] for item in items if item["role"] == "parameter_server")
+    wanted = sorted(item["name"] for item in items if item["role"] != "worker")
     try:
         told = [
             (str(item["name"]), item["host"], int(item["port"]), int(item["pid"]), int(item["started"]))

@@ -45,6 +45,21 @@ def test_keeps_the_newest(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000000900", "step-0000001000"]
 
 
+def test_keeps_a_pinned_one_with_its_base_until_it_is_unpinned(tmp_path):
+    run, step_file = tmp_path / "checkpoints", tmp_path / "step"
+    base = checkpoint.publish(run, 1, write_rows("1"))
+    pinned = checkpoint.publish(run, 2, write_rows("2"), base=base)
+    step_file.write_text("2\n")
+    checkpoint.pin(pinned, step_file)
+    for step in (3, 4, 5):
+        checkpoint.publish(run, step, write_rows(str(step)), keep=1)
+    assert [path.name[-1] for path in checkpoint.published(run)] == ["1", "2", "5"]
+    assert checkpoint.verify(pinned).step == 2
+    step_file.write_text("5\n")
+    checkpoint.publish(run, 6, write_rows("6"), keep=1)
+    assert [path.name[-1] for path in checkpoint.published(run)] == ["6"]
+
+
 def test_the_same_step_again_is_newer(tmp_path):
     for n in range(12):
         checkpoint.publish(tmp_path, 5, write_rows(f"{n}"), keep=20)
@@ -92,6 +107,32 @@ checkpoint.publish(Path(sys.argv[1]), 2, write)
     # and the next one clears what was left behind
     checkpoint.publish(tmp_path, 3, write_rows("three"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000000001", "step-0000000003"]
+
+
+def test_a_checkpoint_has_its_name_after_all_its_bytes_are_durable(tmp_path, monkeypatch):
+    done = []
+    sync, rename = os.fsync, Path.rename
+
+    def note_sync(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    def note_rename(path: Path, target: Path) -> Path:
+        done.append(target)
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+
+    def write(path: Path):
+        (path / "table.oet").write_text("the core has synced it")
+        return {**write_rows("one")(path), "tables": [{"file": "table.oet"}]}
+
+    path = checkpoint.publish(tmp_path, 1, write)
+    partial = tmp_path / f".partial-{path.name}"
+    names = ("rows", "dense", "dense/weights", "manifest.json")
+    assert sorted(done[:-2]) == sorted([partial, *(partial / name for name in names)])
+    assert done[-2:] == [path, tmp_path]
 
 
 def test_killed_while_removing_old_ones_nothing_half_removed_is_found(tmp_path):

@@ -206,7 +206,7 @@ def test_verify_compares_what_the_manifest_says_of_tables(tmp_path):
         ('"name": "adagrad"', '"name": "adam"', "spec.optimizer.name is 'adam', but the file has 'adagrad'"),
         ('"servers": 2', '"servers": 3', "servers is 3, but the file has 2"),
         ('"rows": ', '"rows": 1', "rows is 1"),
-        ('of-2.t.oet.filter"\n', 'of-3.t.oet.filter"\n', "filter is {"),
+        ('of-2.t.oet.filter"', 'of-3.t.oet.filter"', "filter is {"),
     ):
         assert before in whole
         at = whole.rindex(before) if "filter" in before else whole.index(before)

@@ -173,3 +173,46 @@ def test_a_dense_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
         model.load_dense(tmp_path / "nowhere")
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
+
+
+@pytest.mark.parametrize("dim", [16, 64])
+def test_int8_rows_take_a_quarter_and_differ_by_half_a_scale(tmp_path, dim):
+    import tensorflow as tf
+
+    def size(path):
+        return sum(file.stat().st_size for file in (path / "variables").iterdir())
+
+    x = keras.Input((2,), dtype="int64")
+    few = keras.layers.Embedding(20_000, dim, "normal", name="few", mask_zero=True)(x)
+    many = embed.Embedding(-1, dim, keras.initializers.Constant(0.25), name="many")(x)
+    model = embed.distributed_model(keras.Model(x, [few, many]))
+    model.compile("sgd", "mse")
+    ids = np.stack([np.arange(200), np.arange(200)[::-1]], 1)
+    ids[0] = 0
+    few_rows, many_rows = (np.random.default_rng(dim).normal(size=(200, 2, dim)) for _ in range(2))
+    few_rows[ids == 7] = 0
+    for _ in range(3):
+        model.train_on_batch(ids, [few_rows, many_rows])
+    trained = model.save_as_original_model(tmp_path / "trained")
+    small = model.save_as_original_model(tmp_path / "small", rows="int8")
+    ids = np.concatenate([ids, [[19_999, 12_345]]])  # of which `many` has none
+    loaded = [tf.saved_model.load(str(path)) for path in (small, trained)]
+    found, wanted = ([part.numpy() for part in one.serve(tf.constant(ids))] for one in loaded)
+    for got, want in zip(found, wanted, strict=True):
+        largest = np.abs(want).max(axis=-1, keepdims=True)
+        assert (np.abs(got - want) <= largest / 254 * 1.00001).all()
+        assert np.abs(got - want).max() > 0
+    np.testing.assert_array_equal(found[1][-1], np.full((2, dim), 0.25, np.float32))
+    assert size(small) < {16: 0.33, 64: 0.28}[dim] * size(trained)
+
+
+def test_rows_that_int8_cannot_hold_are_refused(tmp_path):
+    model = embed.distributed_model(two_fields(), nonfinite_gradients="pass")
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="rows='int4' is not known; rows of an export are as trained, or 'i"):
+        model.save_as_original_model(tmp_path / "model", rows="int4")
+    table = model.served.tables()["table_b"]
+    table.client.assign(table.number, np.array([3]), np.full((1, table.spec.dim), np.inf, np.float32))
+    with pytest.raises(ValueError, match="table 'table_b': the row of id 3 has a value that is not finite"):
+        model.save_as_original_model(tmp_path / "model", rows="int8")
+    assert not list(tmp_path.iterdir())

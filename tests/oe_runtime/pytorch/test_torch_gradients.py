@@ -474,8 +474,6 @@ def test_lookups_live_as_long_as_their_graph():
 
 
 MATHEMATICS = {
-    "norm": lambda p: p.norm(),
-    "pow": lambda p: (p**2).sum(),
     "mul": lambda p: p * 2,
     "sub": lambda p: 2 - p,
     "mul_": lambda p: p.mul_(0.9),
@@ -499,6 +497,46 @@ def test_mathematics_on_the_parameter_are_refused_by_name(name):
         "servers: for L2 set the optimizer's weight_decay",
     ):
         MATHEMATICS[name](next(model.users.parameters()))
+
+
+@pytest.mark.parametrize("kind", ["norm", "pow", "square", "abs"])
+def test_penalties_on_all_parameters_are_those_of_stock_layers(kind):
+    """Of all rows, also those of no batch: as SASRec and FuxiCTR do."""
+    penalty = {
+        "norm": lambda p: torch.norm(p, 2) ** 2,
+        "pow": lambda p: (p**2).sum(),
+        "square": lambda p: torch.square(p).sum(),
+        "abs": lambda p: p.abs().sum(),
+    }[kind]
+    states = []
+    for on_servers in (False, True):
+        model, optimizer = made(lambda parameters: torch.optim.Adam(parameters, 0.02), on_servers)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (loss(model) + 0.1 * sum(map(penalty, model.parameters()))).backward()
+            optimizer.step()
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_a_model_keeps_in_lists_become_the_rows():
+    """As DeepCTR-Torch's models do, for L2."""
+
+    class Penalized(Model):
+        def __init__(self):
+            super().__init__()
+            self.penalized = [(list(self.parameters()), 0.1)]
+            self.others = {"users": self.users.weight}
+
+    penalized = Penalized()
+    first = penalized.users.weight.detach().clone()
+    model = embed.distributed_model(penalized)
+    embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    held = [one for one in model.penalized[0][0] if isinstance(one, embed.Rows)]
+    assert len(held) == 2
+    assert torch.equal(model.others["users"].clone(), first)
 
 
 def test_a_gradient_of_unknown_rows_is_refused():

@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 import zipfile
 
 import numpy as np
@@ -19,7 +20,9 @@ from torch import nn
 
 import oe_runtime.torch as embed
 from oe_runtime import Client, checkpoint
+from oe_runtime.published_weights import WeightsPublisher
 from oe_runtime.serving import InputError, Model, ServingError
+from oe_runtime.shared_values import connect_first
 from oe_runtime.torch.job_state import TorchDense
 
 
@@ -75,7 +78,7 @@ class Training:
         """As a job does."""
 
         def write(place):
-            dense = TorchDense(self.model, self.optimizer)
+            dense = TorchDense(self.model, [self.optimizer])
             dense.write(dense.values(), place)
             return {"tables": self.client.save(place)}
 
@@ -153,8 +156,19 @@ def test_served_answers_are_those_of_the_trained_model(training, tmp_path):
 
 
 @pytest.mark.process
+def test_grpc_needs_no_tensorflow(training, tmp_path, monkeypatch):
+    pytest.importorskip("tensorflow_serving.apis")
+    path = embed.export(training.model, tmp_path / "export", batch(1))
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('not here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    x = batch(9, 3)
+    with Serving(tmp_path, path) as serving, serving.grpc() as grpc:
+        equal(grpc.predict(arrays(x)), training.predict(x))
+
+
+@pytest.mark.process
 def test_rows_at_servers(tmp_path):
-    """Rows are those of the servers at each request, dense weights those of the export."""
+    """Rows are those of the servers at each request, dense weights those of the export, or published ones."""
     pytest.importorskip("tensorflow_serving.apis")
     servers = Servers(tmp_path, 2)
     try:
@@ -168,6 +182,14 @@ def test_rows_at_servers(tmp_path):
                 name = training.model.users.bound().number
                 keys = np.unique(x["users"].numpy())
                 client.assign(name, keys, np.ones((len(keys), 4), np.float32))
+                equal(serving.predict(columns(x))[1]["outputs"], training.predict(x))
+                training.fit()
+                publisher = WeightsPublisher(lambda: connect_first(servers.endpoints), 0.1, print)
+                publisher.finish(9, TorchDense(training.model, [training.optimizer]).weights)
+                deadline = time.monotonic() + 60
+                while "step 9" not in serving.state()[1]:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
                 equal(serving.predict(columns(x))[1]["outputs"], training.predict(x))
     finally:
         servers.end()
@@ -221,15 +243,6 @@ class OfRows(nn.Module):
         return self.second(self.first(ids).sum(1).long() % 100)
 
 
-class Offsets(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bags = nn.EmbeddingBag(100, 4)
-
-    def forward(self, ids):
-        return self.bags(ids.reshape(-1), torch.arange(len(ids)) * ids.shape[1])
-
-
 class Total(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +259,6 @@ IDS = torch.zeros(3, dtype=torch.int64)
     ("model", "inputs", "message"),
     [
         (OfRows(), IDS, "ids are computed from rows of table 'first'"),
-        (Offsets(), IDS[:, None], "bags with offsets cannot be exported"),
         (Total(), IDS, "output 'output_0' is one number"),
         (Total(), {"ids": [1, 2]}, "input 'ids' is list"),
         (Total(), (IDS, IDS), "example_inputs do not fit Total.forward"),
@@ -263,15 +275,6 @@ def test_what_cannot_be_exported_is_refused(model, inputs, message, tmp_path):
         with pytest.raises(ValueError, match=re.escape(message)):
             embed.export(model, tmp_path / "export", inputs)
         assert not (tmp_path / "export").exists()
-
-
-def test_collections_are_refused(tmp_path):
-    with Client.in_process() as client:
-        tables = [embed.EmbeddingBagConfig(100, 4, "table")]
-        model = embed.distributed_model(nn.Sequential(embed.EmbeddingBagCollection(tables)), client)
-        embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
-        with pytest.raises(ValueError, match=r"layer '0' \(EmbeddingBagCollection\) cannot be exported yet"):
-            embed.export(model, tmp_path / "export", IDS)
 
 
 def test_damaged_and_dangerous_programs(training, tmp_path):

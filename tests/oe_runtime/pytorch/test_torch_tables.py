@@ -38,6 +38,29 @@ def test_any_id_and_every_dtype():
     assert layer(torch.empty(0, 3, dtype=torch.int64)).shape == (0, 3, 4)
 
 
+def test_a_state_in_two_bytes():
+    """That of the model, unless a layer or a configuration says otherwise."""
+    config = embed.EmbeddingBagConfig(9, 4, "bags", feature_names=["x"], state_dtype="bfloat16")
+    model = torch.nn.ModuleDict(
+        {
+            "rows": torch.nn.Embedding(99, 4, dtype=torch.bfloat16),
+            "own": embed.Embedding(99, 4, state_dtype="float32"),
+            "tables": embed.EmbeddingBagCollection([config]),
+        }
+    )
+    model = embed.distributed_model(model, state_dtype="bfloat16")
+    optimizer = embed.distributed_optimizer(torch.optim.Adam(model.parameters(), 0.1), model)
+    assert [model[name].table.spec.state_dtype for name in ("rows", "own")] == ["bfloat16", None]
+    assert model["tables"].layers[0].table.spec.state_dtype == "bfloat16"
+    for _ in range(3):
+        model["rows"](torch.arange(99)).sum().backward()
+        optimizer.step()
+    read = model["rows"].client.read_rows("rows", np.arange(99))
+    for values in read.slots.values():
+        assert not (values.view(np.uint32) & 0xFFFF).any()
+        assert values.any()
+
+
 def test_frozen_rows_stay():
     stock = torch.nn.Embedding(9, 2).requires_grad_(False)
     layer, optimizer = bound(embed.Embedding(9, 2))

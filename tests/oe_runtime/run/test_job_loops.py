@@ -13,7 +13,14 @@ from training_runs import ServerProcess, events, wait_for
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="needs PyTorch")
 
 
-@pytest.mark.parametrize("kind", [pytest.param("TORCH", marks=needs_torch), "TAPE"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("TORCH", marks=needs_torch),
+        pytest.param("TORCH_TWO_OPTIMIZERS", marks=needs_torch),
+        "TAPE",
+    ],
+)
 def test_a_loop_that_stops_in_the_middle_has_the_losses_of_one_that_does_not(
     kind: str, tmp_path: Path
 ) -> None:
@@ -69,7 +76,32 @@ def test_mistakes_in_a_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             "layer 'c1' has no table yet: give the model to distributed_model, and its optimizer",
         ),
         "keras": (job_scripts.TORCH.replace("job.training(model, ", "job.training([], "), "not a list"),
+        "another": (
+            job_scripts.TORCH_TWO_OPTIMIZERS.replace("[rows, optimizer]", "rows"),
+            "the model is trained by another Adam than job.training was given",
+        ),
+        "twice": (
+            job_scripts.TORCH_TWO_OPTIMIZERS.replace("[rows, optimizer]", "[rows, optimizer, rows]"),
+            "job.training was given an optimizer twice",
+        ),
+        "none": (
+            job_scripts.TORCH.replace("(model, optimizer, scheduler=scheduler)", "(model, [])"),
+            "job.training was given no optimizer",
+        ),
     }
     for name, (text, message) in cases.items():
         assert run(write(tmp_path / name, text), tmp_path / name / "run") == 1
         assert message in capsys.readouterr().err, name
+
+
+@needs_torch
+def test_a_checkpoint_of_other_optimizers_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    both = job_scripts.TORCH_TWO_OPTIMIZERS
+    assert run(write(tmp_path, both), run_dir, arguments=["9"]) == 130
+    assert run(write(tmp_path, both.replace("[rows, optimizer]", "rows")), run_dir, "--resume") == 1
+    assert (
+        "the training had 2 optimizers, this one has 1: give job.training as many" in capsys.readouterr().err
+    )

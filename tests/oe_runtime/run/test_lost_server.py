@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from training_runs import ServerProcess, events, losses
 
 from oe_runtime import Client, TableSpec
 from oe_runtime.checkpoint import latest
+from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.run.checkpoints import Checkpoints
 from oe_runtime.run.run_directory import RunDirectory
+from oe_runtime.run.script import _Script
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("keep_determinism")]
 
@@ -300,3 +303,25 @@ def test_resume_from_pools(
     in_files = [event["step"] for event in events(run_dir, "checkpoint") if event["rows"] == "files"]
     assert in_files == [40, STEPS], "every eighth, and the last"
     assert_same(run_dir, undisturbed)
+
+
+@pytest.mark.parametrize("known", [ServerLost("h:1", "h:1 is lost"), None])
+def test_a_worker_that_another_left_for_a_lost_server_goes_back_too(
+    known: Exception | None, tmp_path: Path
+) -> None:
+    """The other one ends its connections, and this one may notice that before the loss."""
+    program = tmp_path / "train.py"
+    program.write_text("from oe_runtime.errors import WorkerLost\nraise WorkerLost('worker 0 was lost')\n")
+
+    def stats() -> None:
+        if known is not None:
+            raise known
+
+    session: Any = SimpleNamespace(
+        options=SimpleNamespace(arguments=[], workers=[], rank=0, size=2),
+        stop=SimpleNamespace(forget=lambda: None),
+        connected=SimpleNamespace(stats=stats),
+        workers=2,
+    )
+    with pytest.raises(WorkerLost if known is None else ServerLost):
+        _Script(program, session)._execute()

@@ -228,7 +228,8 @@ def test_two_workers_have_the_losses_of_one(tmp_path: Path) -> None:
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
 
 
-def test_an_export_takes_the_schemas_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", ["trained", "int8"])
+def test_an_export_takes_the_schemas_columns(tmp_path: Path, kept: str) -> None:
     """The SavedModel, in plain TensorFlow, has the loss that the trainer found on the same rows."""
     import tensorflow as tf
 
@@ -237,6 +238,7 @@ def test_an_export_takes_the_schemas_columns(tmp_path: Path) -> None:
     write(evaluation.parent, 100)
     export = tmp_path / "export"
     more = ["--eval-data", str(evaluation), "--export", str(export), "--max-cardinality", "60"]
+    more += ["--export-rows", kept]
     more += ["--data", str(data), "--schema", str(tmp_path / "schema.yml")]
     assert train(tmp_path / "run", "--in-process", *more) == 0
     schema = row_schema.load(str(tmp_path / "schema.yml")).limited(60)
@@ -252,4 +254,5 @@ def test_an_export_takes_the_schemas_columns(tmp_path: Path) -> None:
     found = served(**{name: tf.cast(inputs[name], spec.dtype) for name, spec in wanted.items()})
     (clicks,) = (value.numpy()[:, 0] for value in found.values())
     loss = -np.mean(np.log(np.where(rows.labels > 0, clicks, 1 - clicks)))
-    assert loss == pytest.approx(events(tmp_path / "run", "eval")[0]["loss"], abs=1e-5)
+    difference = abs(loss - events(tmp_path / "run", "eval")[0]["loss"])
+    assert (difference < 1e-5) if kept == "trained" else (0 < difference < 1e-3)

@@ -69,6 +69,9 @@ def test_sizes_are_those_of_the_inventory(text: str) -> None:
         (["--index", "hash", "--admission", "counter:x"], "'x' cannot be filter_freq"),
         (["--eviction", "cap:10:mru"], "'mru' cannot be policy"),
         (["--eviction", "ttl"], "'ttl' is none of global_step"),
+        (["--export-rows", "int8"], "--export-rows goes with --export"),
+        (["--publish-seconds", "-1"], "argument --publish-seconds: -1 is not a number from 0"),
+        (["--publish-seconds", "nan"], "argument --publish-seconds: nan is not a number from 0"),
         (["--admission", "counter:3"], "--admission goes with --index hash"),
         (["--interaction", "sum"], "invalid choice: 'sum'"),
         (["--micro-batch", "0"], "argument --micro-batch: "),
@@ -98,7 +101,7 @@ def test_a_run_with_many_of_them(tmp_path: Path) -> None:
 
     run = tmp_path / "run"
     flags = "--model dlrm --interaction cat --bottom 8 --precision bfloat16 --index hash --admission cbf:2"
-    flags += " --row-precision bfloat16"
+    flags += " --row-precision bfloat16 --state-precision bfloat16"
     flags += (
         " --eviction cap:40 --optimizer adamasync --jit --no-eval --timeline 4 --stats-seconds 0 --steps 6"
     )
@@ -112,7 +115,8 @@ def test_a_run_with_many_of_them(tmp_path: Path) -> None:
     assert "C3" in tables
     assert max(t["rows"] for t in tables.values()) <= 40
     saved = Saved.open(run / "checkpoints/step-0000000006").require().files
-    assert {files[0]["spec"]["dtype"] for files in saved.values()} == {"bfloat16"}
+    for field in ("dtype", "state_dtype"):
+        assert {files[0]["spec"][field] for files in saved.values()} == {"bfloat16"}
     traces = list(run.glob("tensorboard/plugins/profile/*/*.xplane.pb"))
     assert len(traces) == 1
     assert (run / "report.html").read_text().count("<svg") == 10

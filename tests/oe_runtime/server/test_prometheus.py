@@ -17,6 +17,7 @@ from test_client import train
 
 from oe_runtime import Client, TableSpec
 from oe_runtime.server import metrics
+from oe_runtime.support import prometheus
 
 pytestmark = pytest.mark.process
 
@@ -30,7 +31,7 @@ def free_port() -> int:
 def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Every sample by name and labels; each family is declared, once, with a known type."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        assert answer.headers["Content-Type"] == metrics.CONTENT_TYPE
+        assert answer.headers["Content-Type"] == prometheus.CONTENT_TYPE
         text = answer.read().decode()
     families = list(text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families)
@@ -102,7 +103,7 @@ def test_the_page_tells_what_the_server_did(tmp_path, storage):
             count, seconds = histogram(samples, f"oe_{name}_duration_seconds")
             assert count == 3
             assert 0 < seconds < 3 * 300
-        assert histogram(samples, "oe_queue_wait_seconds")[0] == 3 + 3 + 4 + 1  # four tables, one save
+        assert histogram(samples, "oe_queue_wait_seconds")[0] == 3 + 3 + 4 + 2  # four tables, a save, its cut
         age = plain["oe_last_checkpoint_age_seconds"]
         assert 0 <= age < 3600
         assert {value for (name, _), value in samples.items() if name == "oe_checkpoint_lag_pushes"} == {0}

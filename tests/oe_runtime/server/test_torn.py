@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from server_processes import Relay, Server
+from server_processes import Relay, Server, Servers
 
 from oe_runtime import (
     CheckpointError,
     Client,
+    OeError,
     ServerLost,
     StorageError,
     StorageFull,
@@ -487,3 +489,58 @@ def test_a_restore_where_one_server_has_a_table_more_tears_nothing(
         client.restore(saved)
         np.testing.assert_array_equal(client.pull_rows(table, SOME), -1)
         client.save(tmp_path)
+
+
+@pytest.mark.parametrize("storage", ["dram", "pmem_libpmem", "dram_pmem", "dram_ssd"])
+def test_other_clients_pushes_are_saved_on_all_servers_or_on_none(tmp_path: Path, storage: str) -> None:
+    # At rate 1 and with gradients of -1, each row counts the pushes.
+    specs = [TableSpec(name, 4, optimizer={"name": "sgd"}, initializer={"name": "zeros"}) for name in "ab"]
+    ids = np.arange(1000)
+    servers = Servers(tmp_path / "servers", 2, storage=storage)
+    stop = threading.Event()
+    errors: list[OeError] = []
+
+    def connect_both() -> Client:
+        client = Client(servers.endpoints)
+        for spec in specs:
+            client.create_table(spec)
+        return client
+
+    def push_both(client: Client) -> None:
+        pulled = client.pull([ids], [(0, 0), (1, 0)])
+        client.push(pulled, [np.full((2000, 4), -1, np.float32)], 1.0)
+
+    def push_until_stopped() -> None:
+        try:
+            with connect_both() as client:
+                while not stop.is_set():
+                    push_both(client)
+        except OeError as error:
+            errors.append(error)
+
+    try:
+        client = connect_both()
+        push_both(client)
+        threads = [threading.Thread(target=push_until_stopped) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        directories = [tmp_path / f"save-{i}" for i in range(8)]
+        for i, directory in enumerate(directories):
+            directory.mkdir()
+            client.save(directory)
+            if storage != "dram":
+                client.checkpoint(i, wait=True)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        kept = [] if storage == "dram" else client.checkpoints()[::-1]
+        for go_back, places in ((client.recover, kept), (client.restore, directories)):
+            for place in places:
+                go_back(place)
+                rows = np.concatenate([client.pull_rows(table, ids) for table in range(2)])
+                assert (rows == rows[0, 0]).all(), "a push is in some rows only"
+                assert rows[0, 0] > 0
+    finally:
+        stop.set()
+        servers.end()

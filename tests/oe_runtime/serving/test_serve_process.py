@@ -124,6 +124,7 @@ def test_a_served_model_follows_training(tmp_path):
         (["."], "neither a model to serve nor the directory of a run"),
         ([".", "--servers", "127.0.0.1:1"], "127.0.0.1:1"),
         ([".", "--servers", "127.0.0.1:1", "--token-file", "none"], "cannot read the token file none"),
+        ([".", "--batch-timeout-ms", "1"], "--batch-timeout-ms needs --max-batch-size above 1"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
@@ -135,3 +136,12 @@ def test_what_cannot_be_served_is_one_line(arguments, message, tmp_path, monkeyp
     assert said.count("\n") == 1
     assert message in said
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", ["--refresh-seconds", "--drain-seconds"])
+@pytest.mark.parametrize("value", ["-1", "nan", "inf"])
+def test_seconds_that_are_none_are_refused(flag, value, capsys):
+    """A negative number was taken for 0, or for no limit."""
+    with pytest.raises(SystemExit):
+        serve.main(["model", f"{flag}={value}"])
+    assert f"argument {flag}: {value} is not a number from 0" in capsys.readouterr().err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +81,7 @@ def slow(serving):
 
 
 def test_requests_that_were_sent_are_answered_before_the_end(model, tmp_path):
-    with Serving(tmp_path, model) as serving:
+    with Serving(tmp_path, model, "--drain-seconds", "110") as serving:  # fifteen of them on a busy machine
         work = slow(serving)
         connections = [socket.create_connection(("127.0.0.1", serving.port), 120) for _ in range(12)]
         idle, late, half, *busy = connections
@@ -170,3 +172,12 @@ def test_an_ending_server_is_not_ready(model, tmp_path):
         assert reply(busy)[0] == 200
         busy.close()
         assert serving.process.wait(60) == 0
+
+
+def test_a_ready_file_that_cannot_be_written_is_one_line(model, tmp_path):
+    path = tmp_path / "nowhere" / "ready.json"
+    command = [sys.executable, "-m", "oe_runtime.serve", str(model), "--port", "0", "--ready-file", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert f"error: {path}: No such file or directory\n" in ended.stderr
+    assert "Traceback" not in ended.stderr

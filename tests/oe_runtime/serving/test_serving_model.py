@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
@@ -20,8 +23,10 @@ from oe_runtime import Client, StorageError, StorageSpec, TableSpec, checkpoint,
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.batches import Split, holdout_batches, open_source
 from oe_runtime.errors import CheckpointError, ServerLost, SpecError
+from oe_runtime.model_description import Description, Tensor
 from oe_runtime.serving import InputError, Model, ServingError
 from oe_runtime.serving.checkpoints import ServedCheckpoints, ServedRows
+from oe_runtime.serving.requests import status
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +134,110 @@ def test_polls_and_refreshes_do_not_read_the_chain_again(training, export, opene
             training.publish(step, base=15 if step == 30 else 30)
         assert manifests(opened, lambda: model.refresh()) <= 2 * counts[0]
         np.testing.assert_allclose(model.predict(x)["output_0"], training.predict(x), atol=1e-6)
+
+
+def test_a_watched_directory_is_read_only_after_a_change(training, export, monkeypatch):
+    training.fit()
+    training.publish(1)
+    with Model.load(export, training.checkpoints) as model:
+        newest, looks, reads = model._checkpoints.newest, [], []
+        stamp = model._checkpoints.stamp
+        monkeypatch.setattr(model._checkpoints, "newest", lambda: reads.append(1) or newest())
+        monkeypatch.setattr(model._checkpoints, "stamp", lambda: looks.append(1) or stamp())
+        model.watch(3600)
+        deadline = time.monotonic() + 60
+        while len(looks) < 10:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(reads) == 1, "the first look"
+        training.publish(2, base=1)
+        while model.version != 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_one_that_was_away_catches_up_by_the_cheaper_way(training, export, monkeypatch):
+    x, _ = batch(16)
+    training.fit()
+    training.publish(1)
+    with Model.load(export, training.checkpoints) as model:
+        calls: list[tuple[str, list[str]]] = []
+        load, apply = ServedRows.load, ServedRows.apply
+
+        def note_load(self, chosen):
+            calls.append(("load", [path.name[-2:] for path in chosen.chain]))
+            return load(self, chosen)
+
+        def note_apply(self, increments):
+            calls.append(("apply", [path.name[-2:] for path in increments]))
+            apply(self, increments)
+
+        monkeypatch.setattr(ServedRows, "load", note_load)
+        monkeypatch.setattr(ServedRows, "apply", note_apply)
+
+        def follow(steps, base):
+            for step in steps:
+                training.fit(seed=step)
+                training.publish(step, base=base)
+                base = step
+            assert model.refresh()
+            np.testing.assert_allclose(model.predict(x)["output_0"], training.predict(x), atol=1e-6)
+
+        follow(range(2, 8), base=1)
+        assert calls == [("apply", ["02", "03", "04", "05", "06", "07"])], "only what changed"
+        training.fit(seed=8)
+        training.publish(8, base=7)
+        follow((9, 10), base=None)
+        assert calls[1:] == [("load", ["09", "10"])], "not what the complete one has too"
+
+
+def test_an_increment_that_is_removed_meanwhile_leaves_what_there_was(training, export, monkeypatch):
+    x, _ = batch(16)
+    training.fit()
+    training.publish(1)
+    with Model.load(export, training.checkpoints) as model:
+        before = model.predict(x)["output_0"]
+        training.fit(seed=2)
+        path = training.publish(2, base=1)
+        read = model._loaded.read_weights
+
+        def remove(file):
+            weights = read(file)
+            shutil.rmtree(path)
+            return weights
+
+        monkeypatch.setattr(model._loaded, "read_weights", remove)
+        with pytest.raises(CheckpointError, match="step-0000000002 has no tables any more"):
+            model.refresh()
+        assert model.unavailable == ""
+        np.testing.assert_array_equal(model.predict(x)["output_0"], before)
+
+
+def test_a_slow_one_says_how_far_it_is_behind(training, export, monkeypatch):
+    training.fit()
+    training.publish(1)
+    with Model.load(export, training.checkpoints) as model:
+        assert (model.freshness, model.seconds_behind, model.slowness) == (None, 0.0, "")
+        training.fit(seed=2)
+        manifest = training.publish(2, base=1) / "manifest.json"
+        before = time.time() - 100
+        os.utime(manifest, (before, before))
+        said = []
+
+        def read_ahead(self, increments):
+            said.append((model.slowness, model.seconds_behind))
+            if len(said) == 1:
+                raise CheckpointError("not today")
+
+        monkeypatch.setattr(ServedRows, "read_ahead", read_ahead)
+        with pytest.raises(CheckpointError, match="not today"):
+            model.refresh()
+        assert re.fullmatch(r"step 1 is served; step 2 was published 1\d\d s ago", model.slowness)
+        assert status(model)["model_version_status"][0]["status"]["error_message"] == model.slowness
+        assert model.refresh()
+        assert all("step 2 was published" in text and seconds >= 100 for text, seconds in said)
+        assert (model.freshness or 0) >= 100
+        assert (model.seconds_behind, model.slowness) == (0.0, "")
 
 
 def test_no_request_sees_a_part_of_a_checkpoint(training, export):
@@ -386,3 +495,13 @@ def test_optimizer_state_takes_no_memory(tmp_path):
 def memory(client):
     """Bytes of rows on all servers."""
     return sum(server["tables"]["t"]["bytes"] for server in client.stats()["servers"])
+
+
+def test_earlier_versions_read_the_description_of_a_model_without_lists(tmp_path):
+    """They refuse fields that they do not know."""
+    inputs = [Tensor("ids", "int64", [None, 2]), Tensor("words", "int64", [None], "words.lengths")]
+    described = Description(inputs, [Tensor("y", "float32", None)], [], [], [], [])
+    described.write(tmp_path / "described.json")
+    found = json.loads((tmp_path / "described.json").read_text())
+    assert [tensor.keys() - {"name", "dtype", "shape"} for tensor in found["inputs"]] == [set(), {"lengths"}]
+    assert Description.read(tmp_path / "described.json") == described

@@ -58,6 +58,17 @@ def test_harmless_subclasses_are_converted():
     assert type(embed.distributed_model(_model(Named)).get_layer("here")) is embed.Embedding
 
 
+def test_a_state_in_two_bytes():
+    """That of the model, unless a layer says otherwise."""
+    model = embed.distributed_model(two_fields(), state_dtype="bfloat16")
+    model.compile(embed.distributed_optimizer(keras.optimizers.Adam(0.1)), "binary_crossentropy")
+    x, y = random_ids(100)
+    model.fit(x, y, verbose=0)
+    assert {table.state_dtype for table in model.tables.values()} == {"bfloat16"}
+    layer = embed.Embedding(9, 2, state_dtype="bfloat16")
+    assert embed.Embedding.from_config(layer.get_config()).state_dtype == "bfloat16"
+
+
 def test_activity_regularizer():
     option = {"activity_regularizer": keras.regularizers.L2(0.5)}
     model, plain = pair(lambda: keras.optimizers.SGD(0.5), table_a=option)

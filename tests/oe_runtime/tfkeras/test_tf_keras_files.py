@@ -32,7 +32,8 @@ sys.exit(0 if difference < 1e-6 else 1)
 
 
 @pytest.mark.process
-def test_export_in_a_fresh_process(tmp_path):
+@pytest.mark.parametrize("precision", [None, "int8"])
+def test_export_in_a_fresh_process(tmp_path, precision):
     model = trained(any_ids, epochs=2)
     assert {name: spec.index for name, spec in model.tables.items()} == {
         "table_a": "hash",
@@ -40,15 +41,19 @@ def test_export_in_a_fresh_process(tmp_path):
         "linear_a": "hash",
     }
     x, _ = random_ids(50, seed=1)
-    embed.save_as_original_model(model, tmp_path / "export")
+    if precision is None:
+        embed.save_as_original_model(model, tmp_path / "export")
+    else:
+        model.save_as_original_model(tmp_path / "export", rows=precision)
     with pytest.raises(FileExistsError, match="export exists already"):
         model.save_as_original_model(tmp_path / "export")
     known = np.isin(x[0], random_ids(120)[0][0])[:, 0]  # of others the export has the initializer's mean
     x = [part[known] for part in x]
     named = dict(zip(("a", "b", "numbers"), x, strict=True))
-    np.savez(tmp_path / "data.npz", expected=model.predict(x, verbose=0), **named)
     loaded = keras.models.load_model(tmp_path / "export", compile=False)
-    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    expected, found = model.predict(x, verbose=0), loaded.predict(x, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-6 if precision is None else 1e-3)
+    np.savez(tmp_path / "data.npz", expected=found, **named)
     for key in (-1, model.tables["table_b"].input_dim, 2**32):  # servers refuse them
         others = [tf.constant(part[:1]) for part in x]
         others[1] = tf.fill(others[1].shape, tf.constant(key, others[1].dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -10,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toy_backend
 from fake_processes import make_job
 
 from provision.cli import main
 from provision.cluster.errors import HostError, TrainingError
+from provision.dashboard.watch import Watch
 from provision.hosts.stop_request import StopRequest
+from provision.inventory import loader
 from provision.jobs import cleanup, store
 from provision.jobs.backends import Backend, registry, runners, ssh
 from provision.jobs.backends.kubernetes import api, record
 from provision.jobs.backends.units import Place
-from provision.jobs.store import Job, JobSpec, JobState, ProcessSpec
+from provision.jobs.store import BACKENDS, Job, JobSpec, JobState, ProcessSpec
 from provision.jobs.supervisor import Supervisor
 
 Make = Callable[[Path], Job]
@@ -70,6 +74,7 @@ def on_kubernetes(state_dir: Path) -> Job:
     return job
 
 
+INVENTORY = Path(__file__).parents[3] / "inventory" / "local.yml"
 MAKERS = [local, over_ssh, on_kubernetes]  # containers: as local; see test_containers.py
 
 
@@ -120,7 +125,7 @@ def test_each_runner_has_the_whole_interface(
     assert asked == (["check_data"] if server.unit else [])
 
 
-@pytest.mark.parametrize("place", registry.PLACES)
+@pytest.mark.parametrize("place", registry.places())
 def test_each_place_has_the_whole_interface(place: str) -> None:
     backend = registry.named(place)
     for name, wanted in inspect.getmembers(Backend, inspect.isfunction):
@@ -159,3 +164,39 @@ def test_commands_find_it_by_name(job: Job, capsys: pytest.CaptureFixture[str]) 
     assert bool(here) == ("error: " in said.err)
     assert main.run(["jobs", "rm", job.id, "--yes", "--here-only", *flag]) == 0
     assert not job.directory.exists()
+
+
+def test_a_new_backend_is_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``toy_backend`` is registered by its line in BACKENDS, and every command and view works with it."""
+    monkeypatch.setitem(BACKENDS, "toy", (toy_backend.FILE, toy_backend.__name__))
+    flag, inventory = ["--state-dir", str(tmp_path)], ["-i", str(INVENTORY)]
+
+    def oeprov(*words: str, code: int = 0) -> str:
+        assert main.run([*words, *flag]) == code, words
+        said = capsys.readouterr()
+        return said.out + said.err
+
+    assert "runs on" in oeprov("launch-training", *inventory, "--on", "toy", "--name", "t", "--steps", "3")
+    assert "3/3" in oeprov("status")
+    assert "3/3" in oeprov("status", "t", *inventory), "it names no cluster"
+    (report,) = json.loads(oeprov("status", "--json"))["jobs"]
+    assert report["state"] == "running"
+    assert oeprov("logs", "t") == "step 3\n"
+    assert "stop it first" in oeprov("jobs", "rm", "t", "--yes", code=1)
+    oeprov("stop")
+    assert "resume with" not in oeprov("status"), "it has told of no checkpoint"
+    oeprov("resume", "t", "--steps", "5")
+    assert "5/5" in oeprov("status")
+    oeprov("stop", "t")
+    assert "it is a toy" in oeprov("fetch", "t", code=1)
+    assert "the toy of t-" in oeprov("serve-export", "t", "--print", code=1)
+    assert "cannot be served: it is a toy" in oeprov("serve", "t", code=1)
+    assert "the toy of t-" in oeprov("checkpoint", "inspect", "t", code=1)
+    (listed,) = json.loads(oeprov("jobs", "--json"))["jobs"]
+    assert (listed["on"], listed["state"]) == ("toy", "interrupted")
+    (shown,) = Watch(loader.load(INVENTORY), tmp_path).jobs()
+    assert (shown["job"], shown["active"]) == (report["job"], False)
+    oeprov("jobs", "rm", "t", "--yes")
+    assert not list((tmp_path / "jobs").iterdir())

@@ -304,9 +304,9 @@ def test_a_job_of_an_earlier_version_resumes_as_it_was(
     assert oeprov("launch-training", "--detach") == 0
     assert oeprov("stop") == 0
     (job,) = all_jobs(tmp_path / "state")
-    kept = json.loads(job.cluster_file.read_text())
+    kept = json.loads(job.record_file("kubernetes").read_text())
     del kept["plan"]
-    job.cluster_file.write_text(json.dumps(kept))
+    job.record_file("kubernetes").write_text(json.dumps(kept))
     assert oeprov("resume", "--workers", "2", "--steps", "9") == 1
     assert f"--workers, --steps: job {job.id} was launched by an earlier version" in capsys.readouterr().err
     cluster.worker = "done"

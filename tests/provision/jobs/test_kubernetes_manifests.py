@@ -19,8 +19,8 @@ import yaml
 from provision.cli import main as cli
 from provision.cluster.errors import TrainingError
 from provision.inventory.loader import load
-from provision.jobs.backends.kubernetes import manifests, parts, plan, servers, workers
-from provision.jobs.request import LaunchOptions
+from provision.jobs.backends.kubernetes import manifests, parts, plan, servers, serving, workers
+from provision.jobs.request import LaunchOptions, ServeOptions
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -266,6 +266,35 @@ def test_the_servers_command_is_one_that_the_server_takes(tmp_path: Path) -> Non
     for variant in VARIANTS.values():
         words = pod_of(made(tmp_path, variant)["StatefulSet/ctr-server"])["containers"][0]["args"]
         assert cli._parser().parse_args(words).tls == "on"
+
+
+def test_replicas_are_a_deployment_that_readiness_leads(tmp_path: Path) -> None:
+    from oe_runtime import serve
+
+    options = ServeOptions(replicas=3, grpc_port=8500, arguments=["--refresh-seconds", "1"])
+    found = serving.documents(settled(tmp_path), options)
+    for document in found:
+        for version in VERSIONS:
+            kubernetes_validate.validate(document, version, strict=True)
+    service, deployment = found
+    spec = deployment["spec"]
+    assert (spec["replicas"], spec["strategy"]["rollingUpdate"]) == (3, {"maxSurge": 1, "maxUnavailable": 0})
+    labels = spec["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    pod = pod_of(deployment)
+    (container,) = pod["containers"]
+    words = serve._parser().parse_args(container["args"])
+    assert (words.model, words.name, words.refresh_seconds) == ("/shared/oeprov/ctr/run", "ctr", 1)
+    assert {item["name"]: item["containerPort"] for item in container["ports"]} == {
+        "http": words.port,
+        "grpc": words.grpc_port,
+    }
+    assert container["readinessProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
+    assert pod["terminationGracePeriodSeconds"] > words.drain_seconds
+    assert all(item["readOnly"] for item in container["volumeMounts"] if item["name"] == "shared")
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 class TestScripts:

@@ -371,9 +371,9 @@ class TestJobs:
         assert self.launch(tmp_path, program, "--detach", "--", "--epochs", "3") == 0
         assert self.oeprov("stop") == 0
         (job,) = all_jobs(self.state)
-        kept = json.loads(job.cluster_file.read_text())
+        kept = json.loads(job.record_file("kubernetes").read_text())
         del kept["plan"]
-        job.cluster_file.write_text(json.dumps(kept))
+        job.record_file("kubernetes").write_text(json.dumps(kept))
         head, dashes, _ = (job.directory / record.MANIFESTS).read_text().partition("---\n")
         program.write_text("print(2)\n")
         assert self.oeprov("resume", "--detach", "--", "--epochs", "5") == 0

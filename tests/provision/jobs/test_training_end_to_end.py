@@ -227,6 +227,41 @@ def test_a_script_stops_goes_on_and_trains_with_two_workers(cluster: Cluster) ->
     assert_no_orphans(two)
 
 
+def test_a_program_of_accelerate_trains_with_two_workers_and_resumes_after_a_kill(cluster: Cluster) -> None:
+    pytest.importorskip("accelerate")
+    lines = (cluster.directory / "local.yml").read_text().splitlines(keepends=True)
+    plain = "".join(line for line in lines if not line.lstrip().startswith("training_"))
+    (cluster.directory / "script.yml").write_text(plain)
+    (cluster.directory / "clicks.py").write_text((REPOSITORY / "examples/clicks.py").read_text())
+    program = (REPOSITORY / "examples/pytorch_accelerate_job.py").read_text()
+    longer = program.replace("loop.epochs(2)", "loop.epochs(10)")
+    assert longer != program
+    (cluster.directory / "train.py").write_text(longer)
+    cluster.run("bootstrap", "-i", "script.yml", "--yes")
+    words = [
+        "launch-training",
+        "-i",
+        "script.yml",
+        "--script",
+        "train.py",
+        "--servers",
+        "1",
+        "--workers",
+        "2",
+    ]
+    command = cluster.start(*words, "--checkpoint-steps", "20", "--json")
+    (path,) = wait_for(lambda: list(cluster.directory.glob(".oeprov/jobs/train-*/job.json")), command)
+    job = Job(path.parent)
+    wait_for(lambda: any(event["step"] for event in events(job, "checkpoint")), command)
+    os.kill(pid(job, "worker-1"), signal.SIGKILL)
+    command.communicate(timeout=SECONDS)
+    assert command.returncode != 0
+    report = json.loads(cluster.run("resume", job.id, "--json").splitlines()[-1])
+    assert (report["state"], report["step"]) == ("done", 200)
+    assert events(job, "resume")[-1]["step"] >= 20
+    assert_no_orphans(job)
+
+
 @pytest.mark.skipif(ctypes.util.find_library("memkind") is None, reason="libmemkind is not here")
 def test_memkind_in_a_directory_leaves_nothing_there(cluster: Cluster) -> None:
     cluster.run("bootstrap", "-i", "local.yml", "--yes")

@@ -13,8 +13,10 @@ from rich.console import Console
 from provision.cli.views import jobs as views
 from provision.cli.views.training import TrainingView, describe
 from provision.cluster.errors import TrainingError
+from provision.cluster.training_settings import TrainingSettings
 from provision.jobs import fetching, logview, observing, store
 from provision.jobs.metrics import MetricsTail, summary
+from provision.jobs.placement import training_words
 from provision.jobs.store import JobState, ProcessState
 from provision.node import process
 
@@ -331,3 +333,10 @@ def test_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "training wdl" in out.getvalue()
     assert "4/8" in out.getvalue()
     assert "AUC 0.7000" in out.getvalue()
+
+
+def test_the_rows_of_an_export_are_only_asked_for_with_one() -> None:
+    for export in (True, False):
+        settings = TrainingSettings(data="generate:1000", export=export, export_rows="int8")
+        words = training_words(settings, Path("run"))
+        assert ("--export" in words, "--export-rows" in words) == (export, export)

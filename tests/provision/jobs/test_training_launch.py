@@ -743,7 +743,7 @@ def test_resume_without_a_name_is_of_the_last_job_on_hosts(state_dir: Path) -> N
     job = make_job(state_dir)
     job.write_state(JobState(phase="done"))
     later = store.create(state_dir, "on-a-cluster", datetime(2026, 11, 21, 12, 15))
-    later.cluster_file.write_text("{}")
+    later.record_file("kubernetes").write_text("{}")
     assert store.find(state_dir, None).id == later.id
     with pytest.raises(TrainingError, match=f"^job {job.id} is done"):
         launching.launch(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
-from provision.jobs.backends.kubernetes import record, run, view
+from provision.jobs.backends.kubernetes import record, run, serving, view
 from provision.jobs.holding import Holding
-from provision.jobs.request import LaunchOptions
+from provision.jobs.request import LaunchOptions, ServeOptions
 from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job
 
@@ -18,6 +18,7 @@ start = run.launch
 stop = run.stop
 observe = view.report
 logs = view.logs
+manifests = serving.text
 
 
 def resume(
@@ -43,6 +44,15 @@ def fetch(job: Job, *, checkpoints: bool, replace: bool) -> int:
     raise TrainingError(
         f"job {job.id} has its results in {results(job)}: a claim is read by pods, or where its volume is "
         "mounted"
+    )
+
+
+def serve(job: Job, options: ServeOptions, *, state_dir: Path, screen: JobScreen) -> Job:
+    """See ``Backend``: only pods read the run, and their objects are applied by hand."""
+    del options, state_dir, screen
+    raise TrainingError(
+        f"job {job.id} has its run in {results(job)}, which only pods read; for replicas there: oeprov serve "
+        f"{job.id} --print | kubectl apply -f -"
     )
 
 

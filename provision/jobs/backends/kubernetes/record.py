@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.cluster.errors import TrainingError
 from provision.jobs import store
-from provision.jobs.store import Job, write_json, write_text
+from provision.jobs.store import Job, write_json
+from provision.node.command import replace_file
 
 MANIFESTS = "manifests.yml"
 Phase = Literal["running", "done", "failed", "interrupted"]
@@ -40,12 +41,12 @@ class Record(BaseModel):
 
 def write(job: Job, record: Record) -> None:
     """Write the record atomically."""
-    write_json(job.cluster_file, record.model_dump(mode="json"))
+    write_json(job.record_file("kubernetes"), record.model_dump(mode="json"))
 
 
 def read(job: Job) -> Record:
     """The record of a job; TrainingError if it is unusable."""
-    file = job.cluster_file
+    file = job.record_file("kubernetes")
     try:
         return Record.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
@@ -73,11 +74,11 @@ def rewritten(job: Job, text: str) -> Iterator[None]:
     head = "".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
     try:
         if text:
-            write_text(file, head + text)
+            replace_file(str(file), (head + text).encode())
         yield
     except BaseException:
         if text:
-            write_text(file, before)
+            replace_file(str(file), before.encode())
         raise
 
 

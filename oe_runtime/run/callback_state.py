@@ -1,7 +1,8 @@
 """The state of fit's callbacks in checkpoints: their attributes that training changes, where they are plain.
 
 EarlyStopping and ReduceLROnPlateau keep what they know so, as most callbacks do. A callback that also keeps
-arrays or lists begins anew after a resume, with a warning.
+arrays or lists begins anew after a resume, with a warning. So do a PyTorch library's, and the counts that its
+models keep.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ _OF_KERAS = {"model", "_model", "params", "validation_data"}
 
 
 class CallbackStates:
-    """The callbacks of one fit. Make it when all of them have begun the training."""
+    """The callbacks of one fit. Make it when all of them have begun the training.
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
-        self._callbacks = {f"{type(one).__name__}/{i}": one for i, one in enumerate(callbacks)}
+    Of `models`, which keep much else, and of the arguments of constructors, which are the script's, only the
+    plain attributes count.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], models: Sequence[Any] = ()) -> None:
+        every = [*callbacks, *models]
+        self._callbacks = {f"{type(one).__name__}/{i}": one for i, one in enumerate(every)}
+        self._models = {f"{type(one).__name__}/{i}" for i, one in enumerate(every) if i >= len(callbacks)}
         self._begun = {name: _attributes(one) for name, one in self._callbacks.items()}
 
     def changed(self) -> dict[str, dict[str, Any]]:
@@ -43,11 +50,14 @@ class CallbackStates:
                     setattr(self._callbacks[name], attribute, value)
 
     def _changes(self, name: str) -> dict[str, Any]:
-        begun, now = self._begun[name], _attributes(self._callbacks[name])
+        one = self._callbacks[name]
+        begun, now = self._begun[name], _attributes(one)
+        given = inspect.signature(type(one).__init__).parameters.keys()
         return {
             key: value
             for key, value in now.items()
-            if key not in begun or (begun[key] is not value and not _same(begun[key], value))
+            if (key not in begun or (begun[key] is not value and not _same(begun[key], value)))
+            and (_is_plain(value) or (name not in self._models and key not in given))
         }
 
     @staticmethod
@@ -56,10 +66,17 @@ class CallbackStates:
 
 
 def _attributes(callback: Any) -> dict[str, Any]:
-    """Return what a callback keeps by itself; the arguments of its constructor are the script's."""
-    given = _OF_KERAS | inspect.signature(type(callback).__init__).parameters.keys()
+    """Return what a callback keeps by itself, or was given.
+
+    Keras's callbacks change what they were given at their first figures, in each run: `min_delta *= -1`.
+    """
+    left_out = set(_OF_KERAS)
+    one: Any
+    for one in type(callback).__mro__:
+        if "keras" in one.__module__.split("."):
+            left_out |= inspect.signature(one.__init__).parameters.keys()
     every = vars(callback).items()
-    return {key: _plain(value) for key, value in every if key not in given and not callable(value)}
+    return {key: _plain(value) for key, value in every if key not in left_out and not callable(value)}
 
 
 def _plain(value: Any) -> Any:

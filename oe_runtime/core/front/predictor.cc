@@ -1,0 +1,210 @@
+#include "oe_runtime/core/front/predictor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "oe_runtime/core/common/error.h"
+
+namespace oe {
+namespace {
+
+int64_t CountOf(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+size_t ExamplesOf(const JsonRequest& request) {
+  return static_cast<size_t>(request.inputs.front().shape.front());
+}
+
+bool IsInOrder(const PlannedGroup& group, const std::vector<size_t>& lookups) {
+  return std::equal(group.lookups.begin(), group.lookups.end(), lookups.begin(), lookups.end(),
+                    [](const PlannedLookup& one, size_t number) { return one.lookup == number; });
+}
+
+}  // namespace
+
+Predictor::Predictor(PredictorOptions options)
+    : options_(std::move(options)), api_(FindTensorFlow(options_.library)) {}
+
+void Predictor::Call::Pull(Client* client) {
+  const PredictorOptions& options = predictor_.options_;
+  std::vector<TF_Tensor*> arguments;
+  arguments.reserve(options.ids_inputs.size());
+  for (const size_t input : options.ids_inputs) arguments.push_back(inputs_[input].get());
+  std::vector<TensorFlowTensor> computed;
+  std::vector<std::vector<Key>> widened;
+  std::vector<IdsView> ids;
+  if (options.ids) {
+    computed = options.ids->Call(&predictor_.api_, options.context, arguments);
+    for (const TensorFlowTensor& one : computed) {
+      if (!one.Is(NumberType::kInt64)) throw Error("the model computes ids that are not int64");
+      ids.push_back({static_cast<const Key*>(one.data()), static_cast<size_t>(CountOf(one.shape()))});
+    }
+  } else {
+    widened.reserve(options.ids_inputs.size());
+    for (const size_t input : options.ids_inputs) {
+      const TensorFlowTensor& tensor = inputs_[input];
+      const auto count = static_cast<size_t>(CountOf(tensor.shape()));
+      if (tensor.Is(NumberType::kInt64)) {
+        ids.push_back({static_cast<const Key*>(tensor.data()), count});
+      } else {
+        const auto* const numbers = static_cast<const int32_t*>(tensor.data());
+        std::vector<Key>& keys = widened.emplace_back();
+        for (size_t i = 0; i < count; ++i) keys.push_back(static_cast<Key>(int64_t{numbers[i]}));
+        ids.push_back({keys.data(), count});
+      }
+    }
+  }
+  const std::shared_ptr<PulledBatch> pulled = client->Pull(ids, options.lookups);
+  sizes_.clear();
+  for (const auto& lookup : options.lookups) sizes_.push_back(static_cast<int64_t>(ids[lookup.second].size));
+  for (const std::vector<size_t>& lookups : options.groups) {
+    const auto& groups = pulled->plan.groups;
+    const auto group = std::find_if(groups.begin(), groups.end(),
+                                    [&](const PlannedGroup& one) { return IsInOrder(one, lookups); });
+    if (group == groups.end()) throw Error("the rows of several dtypes go together");
+    rows_.push_back(TensorFlowTensor::New(
+        &predictor_.api_, group->is_float64 ? NumberType::kFloat64 : NumberType::kFloat32,
+        {static_cast<int64_t>(group->inverse.size()), static_cast<int64_t>(group->dim)}));
+    client->Embeddings(*pulled, static_cast<size_t>(group - groups.begin()), rows_.back().data());
+  }
+}
+
+void Predictor::Call::Forward() {
+  const PredictorOptions& options = predictor_.options_;
+  const TensorFlowTensor sizes =
+      TensorFlowTensor::New(&predictor_.api_, NumberType::kInt64, {static_cast<int64_t>(sizes_.size())});
+  std::memcpy(sizes.data(), sizes_.data(), sizes_.size() * sizeof(int64_t));
+  std::vector<TF_Tensor*> arguments;
+  for (const ForwardArgument& argument : options.arguments) {
+    switch (argument.kind) {
+      case ForwardArgument::Kind::kInput:
+        arguments.push_back(inputs_[argument.number].get());
+        break;
+      case ForwardArgument::Kind::kRows:
+        arguments.push_back(rows_.at(argument.number).get());
+        break;
+      case ForwardArgument::Kind::kSizes:
+        arguments.push_back(sizes.get());
+        break;
+    }
+  }
+  outputs_ = options.forward->Call(&predictor_.api_, options.context, arguments);
+}
+
+void Predictor::Batch(size_t examples, double timeout_seconds) {
+  for (const JsonInput& input : options_.inputs) {
+    if (!input.shape.empty() && input.shape.front() == -1) continue;
+    throw SpecError("input '" + input.name + "' of this model takes a fixed number of examples");
+  }
+  const auto timeout =
+      std::chrono::duration_cast<BatchQueue::Clock::duration>(std::chrono::duration<double>(timeout_seconds));
+  // Half of the processors compute while the others read requests, of which the next batch is made.
+  queue_ =
+      std::make_unique<BatchQueue>(examples, timeout, std::max(1U, std::thread::hardware_concurrency() / 2));
+}
+
+struct Predictor::Waiting : BatchQueue::Item {
+  const JsonRequest* request = nullptr;
+  std::optional<HttpReply> reply;
+};
+
+std::optional<HttpReply> Predictor::Answer(const HttpRequest& request, const Lead& lead) const {
+  if (request.method != "POST" || request.target != options_.target) return std::nullopt;
+  const std::optional<JsonRequest> parsed = ReadRequest(request.body, options_.inputs);
+  if (!parsed) return std::nullopt;
+  if (queue_ != nullptr && merges_ && ExamplesOf(*parsed) < queue_->most()) {
+    Waiting own;
+    own.examples = ExamplesOf(*parsed);
+    own.request = &*parsed;
+    for (const NumberArray& array : parsed->inputs)
+      own.kind.insert(own.kind.end(), array.shape.begin() + 1, array.shape.end());
+    queue_->Run(&own, [&](const std::vector<BatchQueue::Item*>& items) {
+      if (items.size() == 1) return;
+      std::vector<Waiting*> waiting(items.size());
+      std::transform(items.begin(), items.end(), waiting.begin(),
+                     [](BatchQueue::Item* item) { return static_cast<Waiting*>(item); });
+      AnswerTogether(waiting, lead);
+    });
+    if (own.reply) return std::move(own.reply);
+  }
+  return AnswerAlone(*parsed, lead);
+}
+
+std::optional<HttpReply> Predictor::AnswerAlone(const JsonRequest& parsed, const Lead& lead) const {
+  try {
+    Call call(this);
+    for (size_t i = 0; i < options_.inputs.size(); ++i) {
+      const NumberArray& array = parsed.inputs[i];
+      call.inputs_.push_back(TensorFlowTensor::New(&api_, options_.inputs[i].type, array.shape));
+      std::memcpy(call.inputs_.back().data(), array.bytes.data(), array.bytes.size());
+    }
+    if (std::optional<HttpReply> refused = lead(&call)) return refused;
+    std::vector<JsonOutput> outputs = options_.outputs;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const TensorFlowTensor& tensor = call.outputs_.at(i);
+      if (!tensor.Is(outputs[i].type)) return std::nullopt;
+      outputs[i].shape = tensor.shape();
+      outputs[i].data = tensor.data();
+    }
+    std::optional<std::string> body = WriteReply(outputs, parsed.by_row);
+    if (!body) return std::nullopt;
+    return HttpReply{200, std::move(*body), "application/json", ExamplesOf(parsed)};
+  } catch (const Error&) {
+    return std::nullopt;  // whatever it is, Python finds it again, and the words for it
+  }
+}
+
+void Predictor::AnswerTogether(const std::vector<Waiting*>& waiting, const Lead& lead) const {
+  size_t total = 0;
+  for (const Waiting* one : waiting) total += one->examples;
+  try {
+    Call call(this);
+    for (size_t i = 0; i < options_.inputs.size(); ++i) {
+      std::vector<int64_t> shape = waiting.front()->request->inputs[i].shape;
+      shape.front() = static_cast<int64_t>(total);
+      call.inputs_.push_back(TensorFlowTensor::New(&api_, options_.inputs[i].type, shape));
+      auto* to = static_cast<std::byte*>(call.inputs_.back().data());
+      for (const Waiting* one : waiting) {
+        const std::vector<std::byte>& bytes = one->request->inputs[i].bytes;
+        std::memcpy(to, bytes.data(), bytes.size());
+        to += bytes.size();
+      }
+    }
+    if (const std::optional<HttpReply> refused = lead(&call)) {
+      for (Waiting* const one : waiting) one->reply = refused;
+      return;
+    }
+    std::vector<JsonOutput> outputs = options_.outputs;
+    std::vector<size_t> sizes;  // bytes of an example
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const TensorFlowTensor& tensor = call.outputs_.at(i);
+      outputs[i].shape = tensor.shape();
+      outputs[i].data = tensor.data();
+      if (!tensor.Is(outputs[i].type)) return;
+      if (outputs[i].shape.empty() || outputs[i].shape.front() != static_cast<int64_t>(total)) {
+        if (merges_.exchange(false))
+          std::fprintf(stderr, "warning: output %s has no row for each example; requests are not merged\n",
+                       outputs[i].name.c_str());
+        return;
+      }
+      outputs[i].shape.front() = 1;
+      sizes.push_back(static_cast<size_t>(CountOf(outputs[i].shape)) * BytesOf(outputs[i].type));
+    }
+    for (Waiting* const one : waiting) {
+      for (JsonOutput& output : outputs) output.shape.front() = static_cast<int64_t>(one->examples);
+      if (std::optional<std::string> body = WriteReply(outputs, one->request->by_row))
+        one->reply = HttpReply{200, std::move(*body), "application/json", one->examples};
+      for (size_t i = 0; i < outputs.size(); ++i)
+        outputs[i].data = static_cast<const std::byte*>(outputs[i].data) + one->examples * sizes[i];
+    }
+  } catch (const Error&) {  // one of them is bad, which is found when each is alone
+    for (Waiting* const one : waiting) one->reply.reset();
+  }
+}
+
+}  // namespace oe

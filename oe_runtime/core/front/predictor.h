@@ -1,0 +1,90 @@
+// Answers of a SavedModel of numbers without Python: JSON, rows and TensorFlow. What it declines, Python
+// answers.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "oe_runtime/core/client/client.h"
+#include "oe_runtime/core/front/batch_queue.h"
+#include "oe_runtime/core/front/http_server.h"
+#include "oe_runtime/core/front/json_tensors.h"
+#include "oe_runtime/core/front/tensorflow.h"
+
+namespace oe {
+
+// What `forward` takes at one place.
+struct ForwardArgument {
+  enum class Kind : uint8_t { kInput, kRows, kSizes };
+  Kind kind = Kind::kInput;
+  size_t number = 0;  // of the input, or of the group of lookups
+};
+
+struct PredictorOptions {
+  std::string target;  // of requests
+  std::string library;
+  TFE_Context* context = nullptr;
+  std::vector<JsonInput> inputs;
+  std::vector<JsonOutput> outputs;  // in the order of `forward`; without shape and data
+  std::unique_ptr<const TensorFlowFunction> forward;
+  std::vector<ForwardArgument> arguments;
+  // Of models whose rows are elsewhere (model_description.py). Either `ids` computes the ids from the inputs
+  // in this order, or they are inputs, flat.
+  std::unique_ptr<const TensorFlowFunction> ids;
+  std::vector<size_t> ids_inputs;
+  std::vector<std::pair<uint32_t, uint32_t>> lookups;
+  std::vector<std::vector<size_t>> groups;
+};
+
+class Predictor {
+ public:
+  explicit Predictor(PredictorOptions options);
+
+  // One request, which whoever keeps rows and weights together (serving/model.py) leads through its steps.
+  class Call {
+   public:
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    // Of the model's tables; throws what the client does.
+    void Pull(Client* client);
+    // Throws Error.
+    void Forward();
+
+   private:
+    friend class Predictor;
+    explicit Call(const Predictor* predictor) : predictor_(*predictor) {}
+    const Predictor& predictor_;
+    std::vector<TensorFlowTensor> inputs_, rows_, outputs_;
+    std::vector<int64_t> sizes_;
+  };
+  // Calls Pull(), where there are lookups, and Forward(). Returns what to answer where they are not possible
+  // now; throws Error where the predictor declines.
+  using Lead = std::function<std::optional<HttpReply>(Call*)>;
+
+  // Merges requests that wait at the same time, up to so many examples, into one call; before the first
+  // Answer(). Models whose answer for an example depends on others must not. Larger requests are alone.
+  // Throws SpecError naming an input of a fixed number of examples.
+  void Batch(size_t examples, double timeout_seconds);
+  // Thread-safe.
+  std::optional<HttpReply> Answer(const HttpRequest& request, const Lead& lead) const;
+
+ private:
+  struct Waiting;
+
+  std::optional<HttpReply> AnswerAlone(const JsonRequest& parsed, const Lead& lead) const;
+  // Replies to those for which it can; each of the others is to be answered alone.
+  void AnswerTogether(const std::vector<Waiting*>& waiting, const Lead& lead) const;
+
+  const PredictorOptions options_;
+  const TensorFlowApi api_;
+  std::unique_ptr<BatchQueue> queue_;
+  mutable std::atomic<bool> merges_{true};  // the model's outputs have a row for each example
+};
+
+}  // namespace oe

@@ -1,0 +1,118 @@
+"""Replicas on Kubernetes: a Deployment beside a job's run in its claim, and a Service in front of it.
+
+It is printed, to be applied by hand. A change of it replaces pods one by one, each once the next is ready.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from provision.cluster.errors import TrainingError
+from provision.jobs.backends.kubernetes import manifests, parts, record, resuming
+from provision.jobs.backends.kubernetes.parts import Document
+from provision.jobs.backends.kubernetes.plan import PodPlan
+from provision.jobs.placement import arguments
+from provision.jobs.request import LaunchOptions, ServeOptions
+from provision.jobs.store import Job
+
+ROLE = "replica"
+PORT, GRPC_PORT = 8501, 8500  # in pods
+_SCRIPT = f"""\
+{parts.passing_on('python -m oe_runtime.serve "$@"')}exit "$status"
+"""
+_END_SECONDS = 40  # more than --drain-seconds, for a computation that is waited for
+_PROBE = {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
+
+
+def text(job: Job, options: ServeOptions) -> str:
+    """The objects as one YAML text, whose head says how to use it; TrainingError says what cannot be."""
+    plan = resuming.resumed(record.read(job), LaunchOptions())
+    if plan is None:
+        raise TrainingError(
+            f"job {job.id} was launched by an earlier version, which kept no plan; launch anew"
+        )
+    if plan.request.training.script:
+        raise TrainingError(
+            f"job {job.id} trains a script, which alone makes its model: serve what it exports, by `oeprov "
+            "serve EXPORT --rows RUN` where the claim's volume is mounted"
+        )
+    if options.rows is not None:
+        raise TrainingError(f"--rows: job {job.id} has rows of its own; leave it out")
+    namespace = shlex.quote(plan.settings.namespace)
+    service = f"service/{_name(plan)}"
+    lines = [
+        f"Made by `oeprov serve {job.id} --print`: kubectl apply -f FILE",
+        f"To ask it: kubectl -n {namespace} port-forward {service} {PORT}",
+        "To stop it: kubectl delete -f FILE",
+    ]
+    return "".join(f"# {line}\n" for line in lines) + manifests.text(documents(plan, options))
+
+
+def documents(plan: PodPlan, options: ServeOptions) -> list[Document]:
+    """The Service and the Deployment."""
+    ports = {"http": PORT, **({"grpc": GRPC_PORT} if options.grpc_port else {})}
+    service = {
+        **parts.document(plan, "v1", "Service", _name(plan), role=ROLE),
+        "spec": {
+            "selector": parts.selector(plan, ROLE),
+            "ports": [{"name": name, "port": port, "targetPort": name} for name, port in ports.items()],
+        },
+    }
+    deployment = {
+        **parts.document(plan, "apps/v1", "Deployment", _name(plan), role=ROLE),
+        "spec": {
+            "replicas": options.replicas,
+            "selector": {"matchLabels": parts.selector(plan, ROLE)},
+            # The next one is ready before one ends, so that no request finds none.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": {
+                "metadata": {"labels": parts.labels(plan, ROLE)},
+                "spec": _pod(plan, options, ports),
+            },
+        },
+    }
+    return [service, deployment]
+
+
+def _name(plan: PodPlan) -> str:
+    return f"{plan.name}-serving"
+
+
+def _pod(plan: PodPlan, options: ServeOptions, ports: dict[str, int]) -> Document:
+    settings = plan.settings
+    flags = arguments(
+        {
+            "name": options.name or plan.name,
+            "host": "0.0.0.0",  # noqa: S104 - of the pod
+            "port": PORT,
+            "grpc_port": ports.get("grpc"),
+        }
+    )
+    words = [str(plan.directory / "run"), *flags, *options.arguments]
+    memory = parts.size(settings.worker_memory)
+    shared = {"name": "shared", "mountPath": settings.claim_path, "readOnly": True}
+    container = {
+        "name": ROLE,
+        "image": settings.worker_image,
+        **parts.command(_SCRIPT, ROLE, words),
+        "env": parts.environment({"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}),  # noqa: S108 - the pod's own
+        "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
+        "resources": {
+            "requests": {"cpu": parts.cpus(settings.worker_cpus), "memory": memory},
+            "limits": {"memory": memory},
+        },
+        "startupProbe": {**_PROBE, "periodSeconds": 5, "failureThreshold": -(-options.start_timeout // 5)},
+        "readinessProbe": {**_PROBE, "periodSeconds": 1, "failureThreshold": 1},
+        "securityContext": parts.security(),
+        **parts.TELL,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, shared],  # noqa: S108 - the pod's own
+    }
+    where = {"nodeSelector": dict(sorted(settings.worker_nodes.items()))} if settings.worker_nodes else {}
+    claim = {"claimName": settings.claim, "readOnly": True}
+    return parts.pod(
+        plan,
+        terminationGracePeriodSeconds=_END_SECONDS,
+        **where,
+        containers=[container],
+        volumes=[{"name": "tmp", "emptyDir": {}}, {"name": "shared", "persistentVolumeClaim": claim}],
+    )

@@ -1,0 +1,99 @@
+"""The page of a serving process for Prometheus, read by its own client's parser."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from test_serving_http import PATH, _Echo, post, talk
+
+from oe_runtime.errors import ServingError
+from oe_runtime.serving.rest import METRICS_PATHS, RestServer
+from oe_runtime.support import prometheus
+
+
+@pytest.fixture
+def server():
+    server = RestServer("echo", _Echo(), "127.0.0.1", 0, max_body_bytes=1 << 20)
+    server.start()
+    yield server
+    server.stop()
+
+
+def scrape(server, path=METRICS_PATHS[0]):
+    """Every sample by name and labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=60) as answer:
+        assert answer.headers["Content-Type"] == prometheus.CONTENT_TYPE
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    assert len({family.name for family in families}) == len(families)
+    assert all(family.documentation for family in families)
+    return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def test_each_answer_is_counted_by_its_status(server):
+    talk(server, post() + post(b'{"inputs": [1, 2, 3]}') + post(b"no"), 3)
+    talk(server, b"GET /v1/models/echo HTTP/1.1\r\n\r\nGET /nothing HTTP/1.1\r\n\r\n", 2)
+    talk(server, b"hello\r\n\r\n")
+    samples = scrape(server)
+    counted = {key[1:]: value for key, value in samples.items() if key[0] == "oe_serving_requests_total"}
+    assert counted == {
+        (("method", "POST"), ("status", "200")): 2,
+        (("method", "POST"), ("status", "400")): 1,
+        (("method", "GET"), ("status", "200")): 1,
+        (("method", "GET"), ("status", "404")): 1,
+        (("method", "none"), ("status", "400")): 1,
+    }
+    assert samples[("oe_serving_examples_total",)] == 4
+    assert samples[("oe_serving_answer_seconds_count",)] == 3
+    assert samples["oe_serving_answer_seconds_bucket", ("le", "+Inf")] == 3
+    assert 0 < samples[("oe_serving_answer_seconds_sum",)] < 3 * 60
+    assert samples[("oe_serving_requests_in_progress",)] == 1, "this one"
+    assert samples[("oe_serving_accepted_connections_total",)] == 4
+    assert samples[("oe_serving_received_bytes_total",)] > len(post()) * 3
+    assert samples[("oe_serving_sent_bytes_total",)] > 0
+    again = scrape(server, METRICS_PATHS[1])
+    assert again["oe_serving_requests_total", ("method", "GET"), ("status", "200")] == 2
+
+
+def test_a_model_that_cannot_answer_is_not_ready(server):
+    assert scrape(server)[("oe_serving_ready",)] == 1
+    server.model.unavailable = "the servers are gone"
+
+    def lose(inputs):
+        raise ServingError(server.model.unavailable)
+
+    server.model.predict_versioned = lose
+    assert talk(server, post())[0][0][0] == 503
+    samples = scrape(server)
+    assert samples[("oe_serving_ready",)] == 0
+    assert samples["oe_serving_requests_total", ("method", "POST"), ("status", "503")] == 1
+
+
+def test_freshness_is_there_once_a_checkpoint_has_followed_another(server):
+    assert ("oe_serving_freshness_seconds",) not in scrape(server)
+    server.model.freshness, server.model.seconds_behind = 0.25, 1.5
+    samples = scrape(server)
+    assert samples[("oe_serving_freshness_seconds",)] == 0.25
+    assert samples[("oe_serving_behind_seconds",)] == 1.5
+
+
+def test_connections_that_the_server_closes_are_counted():
+    server = RestServer("echo", _Echo(), "127.0.0.1", 0, max_connections=1, head_seconds=0.1)
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), 60) as late:
+            late.sendall(f"POST {PATH}".encode())
+            assert late.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", server.port), 60) as displaced:
+            scrape(server)
+            assert displaced.recv(1) == b""
+        samples = scrape(server)
+    finally:
+        server.stop()
+    closed = {
+        key[1][1]: value for key, value in samples.items() if key[0] == "oe_serving_closed_connections_total"
+    }
+    assert (closed["late"], closed["refused"]) == (1, 0)
+    assert closed["displaced"] >= 1

@@ -1,0 +1,260 @@
+// Runs seeds, each in a process of its own. See docs/design/simulation.md.
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/personality.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cinttypes>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/run.h"
+
+namespace {
+
+constexpr const char* kUsage =
+    "usage: simulate SEED [--build BUILD]       run it, and print its schedule\n"
+    "       simulate --seconds N [--first SEED] run new seeds for so long; every tenth twice\n"
+    "       simulate --seeds FILE               run those of a file, each twice\n";
+constexpr unsigned kProcessorSeconds = 120;  // of one run
+
+[[noreturn]] void Die(const std::string& problem) {
+  std::fprintf(stderr, "simulate: %s\n", problem.c_str());
+  std::exit(2);
+}
+
+// What seeds mean depends on every byte of the program.
+std::string Build() {
+  std::ifstream file("/proc/self/exe", std::ios::binary);
+  std::stringstream bytes;
+  bytes << file.rdbuf();
+  const std::string program = bytes.str();
+  std::array<char, 9> text{};
+  std::snprintf(text.data(), text.size(), "%08" PRIx32,
+                static_cast<uint32_t>(XXH3_64bits(program.data(), program.size())));
+  return text.data();
+}
+
+// io_uring reads and writes where the simulation does not see it; without it the core takes preads.
+void ForbidUring() {
+  std::array<sock_filter, 4> filter = {{
+      {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
+      {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, SYS_io_uring_setup},
+      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | ENOSYS},
+      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
+  }};
+  const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    Die(std::string("cannot forbid io_uring by a seccomp filter: ") + std::strerror(errno));
+  }
+}
+
+// The run itself, in the process that RunChild() has made.
+[[noreturn]] void BeChild(uint64_t seed, bool show) {
+  ForbidUring();
+  const rlimit limit{kProcessorSeconds, kProcessorSeconds};
+  (void)setrlimit(RLIMIT_CPU, &limit);
+  std::filesystem::create_directory("servers");
+  sim::RunSeed(seed, show);
+}
+
+struct Result {
+  bool passed = false;
+  std::string line;
+};
+
+class Directory {
+ public:
+  // Errors name it and cross the wire: the same for each run of a seed, but for two at once.
+  explicit Directory(const std::string& seed) {
+    const char* const given = std::getenv("TMPDIR");
+    const std::string parent = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : given == nullptr ? "/tmp" : given;
+    path_ = parent + "/oeprov-simulate-" + seed;
+    if (mkdir(path_.c_str(), 0700) == 0) return;
+    path_ += "-XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr)
+      Die("cannot make a directory " + path_ + ": " + std::strerror(errno));
+  }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Addresses, environment and heap are the same in each, because pointers may order what a program does.
+Result RunChild(uint64_t seed, bool show) {
+  const std::string number = std::to_string(seed);
+  const std::string padded = std::string(20 - number.size(), '0') + number;
+  const Directory directory(padded);
+  std::array<int, 2> pipe{};
+  if (pipe2(pipe.data(), O_CLOEXEC) != 0) Die(std::string("no pipe: ") + std::strerror(errno));
+  const pid_t child = fork();
+  if (child == 0) {
+    if (personality(ADDR_NO_RANDOMIZE) == -1)
+      Die("this system does not let a program fix its addresses (personality)");
+    if (chdir(directory.path().c_str()) != 0) Die("cannot enter " + directory.path());
+    (void)dup2(pipe[1], STDOUT_FILENO);
+    const char* const arguments[] = {"simulate", "--child", padded.c_str(), show ? "1" : "0", nullptr};
+    const char* const environment[] = {"GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0",
+                                       nullptr};
+    execve("/proc/self/exe", const_cast<char**>(arguments), const_cast<char**>(environment));
+    Die("cannot start itself anew");
+  }
+  close(pipe[1]);
+  Result result;
+  std::array<char, 4096> part{};
+  for (ssize_t size = 0; (size = read(pipe[0], part.data(), part.size())) > 0;)
+    result.line.append(part.data(), static_cast<size_t>(size));
+  close(pipe[0]);
+  int status = 0;
+  (void)waitpid(child, &status, 0);
+  result.passed = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  while (!result.line.empty() && result.line.back() == '\n') result.line.pop_back();
+  if (WIFSIGNALED(status)) result.line += std::string("failed: signal ") + strsignal(WTERMSIG(status));
+  if (result.line.empty()) result.line = "failed: exit code " + std::to_string(WEXITSTATUS(status));
+  return result;
+}
+
+std::string TraceOf(const Result& result) {
+  const size_t at = result.line.find("trace ");
+  return at == std::string::npos ? result.line : result.line.substr(at, 22);
+}
+
+class Campaign {
+ public:
+  // Runs a seed, if wanted twice.
+  void Run(uint64_t seed, bool twice) {
+    const Result result = RunChild(seed, false);
+    ++runs_;
+    double simulated = 0;
+    double processor = 0;
+    unsigned long steps = 0;
+    unsigned long losses = 0;
+    (void)std::sscanf(result.line.c_str(),
+                      "passed trace %*x steps %lu losses %lu checkpoints %*u simulated %lf processor %lf",
+                      &steps, &losses, &simulated, &processor);
+    simulated_ += simulated;
+    processor_ += processor;
+    steps_ += steps;
+    losses_ += losses;
+    const std::string command = "  " + std::filesystem::read_symlink("/proc/self/exe").string() + " " +
+                                std::to_string(seed) + " --build " + build_;
+    if (!result.passed) {
+      ++failures_;
+      std::printf("seed %" PRIu64 " %s\n%s\n", seed, result.line.c_str(), command.c_str());
+    } else if (twice) {
+      const Result again = RunChild(seed, false);
+      ++repeats_;
+      if (TraceOf(again) != TraceOf(result)) {
+        ++failures_;
+        std::printf("seed %" PRIu64 " does not repeat: %s, then %s\n%s\n", seed, TraceOf(result).c_str(),
+                    TraceOf(again).c_str(), command.c_str());
+      }
+    }
+    std::fflush(stdout);
+  }
+
+  int Report() const {
+    std::printf(
+        "%u seeds, %u of them twice with equal traces, %u failures; %.0f simulated minutes with %lu steps "
+        "and %lu losses "
+        "of servers in %.1f processor seconds, %.0f steps per processor second\n",
+        runs_, repeats_, failures_, simulated_ / 60, steps_, losses_, processor_,
+        processor_ > 0 ? static_cast<double>(steps_) / processor_ : 0.0);
+    return failures_ == 0 ? 0 : 1;
+  }
+
+ private:
+  const std::string build_ = Build();
+  unsigned runs_ = 0;
+  unsigned repeats_ = 0;
+  unsigned failures_ = 0;
+  double simulated_ = 0;
+  double processor_ = 0;
+  unsigned long steps_ = 0;
+  unsigned long losses_ = 0;
+};
+
+uint64_t NumberOf(const std::string& text) {
+  if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos) {
+    Die("'" + text + "' is not a number from 0 to 9999999999999999999\n" + kUsage);
+  }
+  return std::strtoull(text.c_str(), nullptr, 10);
+}
+
+int RunFor(uint64_t seconds, uint64_t first) {
+  std::printf("seeds from %" PRIu64 "\n", first);
+  std::fflush(stdout);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  Campaign campaign;
+  for (uint64_t seed = first; std::chrono::steady_clock::now() < end; ++seed)
+    campaign.Run(seed, seed % 10 == 0);
+  return campaign.Report();
+}
+
+int RunFile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) Die("cannot read " + path);
+  Campaign campaign;
+  for (std::string line; std::getline(file, line);) {
+    const std::string seed = line.substr(0, line.find_first_of(" #"));
+    if (!seed.empty()) campaign.Run(NumberOf(seed), true);
+  }
+  return campaign.Report();
+}
+
+int RunOne(const std::vector<std::string>& arguments) {
+  if (arguments.size() == 3 && arguments[1] == "--build" && arguments[2] != Build()) {
+    std::fprintf(stderr,
+                 "simulate: the seed is of build %s, this program is build %s: it may do something else\n",
+                 arguments[2].c_str(), Build().c_str());
+  }
+  const Result result = RunChild(NumberOf(arguments[0]), true);
+  std::printf("%s\n", result.line.c_str());
+  return result.passed ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.size() == 3 && arguments[0] == "--child") {
+    BeChild(std::strtoull(arguments[1].c_str(), nullptr, 10), arguments[2] == "1");
+  }
+  if (arguments.empty() || arguments[0] == "--help") {
+    std::fputs(kUsage, stderr);
+    return arguments.empty() ? 2 : 0;
+  }
+  if (arguments[0] == "--seconds" &&
+      (arguments.size() == 2 || (arguments.size() == 4 && arguments[2] == "--first"))) {
+    const uint64_t first =
+        arguments.size() == 4 ? NumberOf(arguments[3]) : std::random_device{}() % 1000000000;
+    return RunFor(NumberOf(arguments[1]), first);
+  }
+  if (arguments[0] == "--seeds" && arguments.size() == 2) return RunFile(arguments[1]);
+  if (arguments[0][0] == '-') Die(std::string("unknown arguments\n") + kUsage);
+  return RunOne(arguments);
+}

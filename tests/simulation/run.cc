@@ -1,0 +1,134 @@
+#include "tests/simulation/run.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "tests/simulation/cluster.h"
+#include "tests/simulation/job.h"
+#include "tests/simulation/network.h"
+#include "tests/simulation/processes.h"
+#include "tests/simulation/swarm.h"
+
+namespace sim {
+namespace {
+
+constexpr uint64_t kRecovers = 120 * kSecond;  // within which a job goes on once faults have ended
+constexpr uint64_t kSteps = 10;                // that it makes then
+
+void Sleep(uint64_t nanoseconds) { std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds)); }
+
+class Faults {
+ public:
+  Faults(const Swarm& swarm, Cluster* cluster, Job* job)
+      : swarm_(swarm), cluster_(cluster), job_(job), random_(Seed() ^ 0x6661756c74) {}
+
+  void InjectAll() {
+    const uint64_t end = Now() + swarm_.fault_time;
+    while (Now() < end) {
+      Sleep(random_.Below(2 * swarm_.fault_pause));
+      Inject(swarm_.faults[random_.Below(swarm_.faults.size())]);
+    }
+    HealAll();
+    cluster_->StartAll();
+    Note("no more faults");
+  }
+
+ private:
+  void Inject(Fault fault) {
+    const auto server = static_cast<uint32_t>(random_.Below(swarm_.servers));
+    const auto worker = static_cast<uint32_t>(random_.Below(swarm_.workers));
+    const uint64_t duration = random_.OneIn(3) ? random_.Below(20 * kSecond) : random_.Below(kSecond);
+    const std::string whose = " (server " + std::to_string(server) + ", worker " + std::to_string(worker) +
+                              ", " + std::to_string(duration / kMillisecond) + " ms)";
+    Note(NameOf(fault) + whose);
+    switch (fault) {
+      case Fault::kKillServer:
+      case Fault::kVanishServer:
+        if (!cluster_->is_up(server)) return;
+        cluster_->EndServer(server, fault == Fault::kVanishServer);
+        return StartAgain(server, duration);
+      case Fault::kStopServer:
+        return StopProcess(cluster_->process(server), duration);
+      case Fault::kBreak:
+        return BreakConnection(cluster_->process(server), random_.OneIn(3) ? 0 : random_.Between(1, 5000));
+      case Fault::kPart:
+        return Part(cluster_->process(server), job_->process(worker), Now() + duration);
+      case Fault::kKillJob:
+        return RestartJob(worker);
+      case Fault::kStopWorker:
+        return StopProcess(job_->process(worker), duration);
+    }
+  }
+
+  void StartAgain(uint32_t server, uint64_t after) {
+    Cluster* const cluster = cluster_;
+    StartProcess(0, [cluster, server, after] {
+      Sleep(after);
+      if (!cluster->is_up(server)) cluster->StartServer(server);
+    });
+  }
+
+  // As the launcher does when it has lost a worker.
+  void RestartJob(uint32_t first) {
+    if (job_->published() == 0) return;
+    job_->EndWorker(first, random_.OneIn(3));
+    Sleep(random_.Below(2 * kSecond));
+    for (uint32_t rank = 0; rank < swarm_.workers; ++rank) {
+      if (rank != first) job_->EndWorker(rank, random_.OneIn(3));
+    }
+    Sleep(random_.Below(2 * kSecond));
+    job_->Start();
+  }
+
+  const Swarm& swarm_;
+  Cluster* const cluster_;
+  Job* const job_;
+  Random random_;
+};
+
+template <typename Condition>
+void Await(const char* what, const Condition& holds) {
+  const uint64_t limit = Now() + kRecovers;
+  while (!holds()) {
+    if (Now() > limit)
+      FailRun(std::string("no progress: ") + what + " 120 simulated seconds after the last fault");
+    Sleep(100 * kMillisecond);
+  }
+}
+
+}  // namespace
+
+void RunSeed(uint64_t seed, bool show) {
+  ShowNotes(show);
+  SetSeed(seed);
+  Start(seed);
+  const Swarm swarm = DrawSwarm(seed);
+  Note(Describe(swarm));
+  SetPolicy(swarm.policy);
+  SetNetworkPolicy(swarm.network);
+  const uint64_t begin = Now();
+  // Paths cross the wire, and so are in the trace.
+  Cluster cluster(swarm, "/proc/self/cwd/servers");
+  Job job(swarm, &cluster, "/proc/self/cwd/run");
+  job.Start();
+  Await("the job has not begun", [&] { return job.least_steps() > 0; });
+  Faults(swarm, &cluster, &job).InjectAll();
+  const uint64_t steps = job.least_steps();
+  Await("a worker has not made ten steps", [&] { return job.least_steps() >= steps + kSteps; });
+  job.Finish();
+  Await("the job has not ended", [&] { return job.finished(); });
+  std::printf("passed trace %016" PRIx64 " steps %" PRIu64 " losses %" PRIu64 " checkpoints %" PRIu64
+              " simulated %.1f processor %.3f switches %" PRIu64 " events %" PRIu64 "\n",
+              TraceHash(), job.total_steps(), job.losses(), job.published(),
+              static_cast<double>(Now() - begin) / 1e9, static_cast<double>(ProcessorTime()) / 1e9,
+              Switches(), Events());
+  std::fflush(stdout);
+  _exit(0);
+}
+
+}  // namespace sim

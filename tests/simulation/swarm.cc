@@ -1,0 +1,71 @@
+#include "tests/simulation/swarm.h"
+
+namespace sim {
+
+const char* NameOf(Fault fault) {
+  switch (fault) {
+    case Fault::kKillServer:
+      return "kill a server";
+    case Fault::kVanishServer:
+      return "lose a server's host";
+    case Fault::kStopServer:
+      return "stop a server for a while";
+    case Fault::kBreak:
+      return "break a connection";
+    case Fault::kPart:
+      return "part a server from a worker";
+    case Fault::kKillJob:
+      return "kill a worker";
+    case Fault::kStopWorker:
+      return "stop a worker for a while";
+  }
+  return "";
+}
+
+Swarm DrawSwarm(uint64_t seed) {
+  Random random(seed ^ 0x737761726d);
+  Swarm swarm;
+  swarm.servers = static_cast<uint32_t>(random.Between(1, 4));
+  swarm.workers = static_cast<uint32_t>(random.Between(1, 3));
+  const std::vector<std::string> storages = {"dram", "pmem_libpmem", "pmem_libpmem", "dram_pmem", "dram_ssd"};
+  swarm.storage = storages[random.Below(storages.size())];
+  swarm.threads = static_cast<unsigned>(random.Between(1, 2));
+  swarm.encrypted = random.OneIn(8);
+  swarm.tables = static_cast<uint32_t>(random.Between(1, 2));
+  swarm.keys = static_cast<uint32_t>(random.Between(4, 96));
+  swarm.think = random.Between(1, 60) * kMillisecond;
+  swarm.checkpoint_every = random.Between(3, 20);
+  swarm.timeout = static_cast<double>(random.Between(3, 20));
+  for (const Fault fault : {Fault::kKillServer, Fault::kVanishServer, Fault::kStopServer, Fault::kBreak,
+                            Fault::kPart, Fault::kKillJob, Fault::kStopWorker}) {
+    if (random.OneIn(3)) swarm.faults.push_back(fault);
+  }
+  if (swarm.faults.empty()) swarm.faults.push_back(Fault::kKillServer);
+  swarm.fault_pause = random.Between(100, 2500) * kMillisecond;
+  swarm.fault_time = random.Between(5, 30) * kSecond;
+  swarm.policy.yield_every = random.OneIn(3) ? 0 : random.Between(2, 50);
+  swarm.policy.by_priority = random.OneIn(2);
+  swarm.policy.change_every = random.Between(3, 200);
+  swarm.network.least_delay = random.Between(5, 100) * kMicrosecond;
+  swarm.network.most_delay = swarm.network.least_delay + random.Between(10, 5000) * kMicrosecond;
+  if (random.OneIn(3)) {
+    swarm.network.spike_every = random.Between(20, 500);
+    swarm.network.spike = random.Between(10, 4000) * kMillisecond;
+  }
+  if (random.OneIn(3)) swarm.network.segment = random.Between(20, 4000);
+  if (random.OneIn(3)) swarm.network.window = random.Between(500, 20000);
+  return swarm;
+}
+
+std::string Describe(const Swarm& swarm) {
+  std::string text = std::to_string(swarm.servers) + " servers with " + swarm.storage + ", " +
+                     std::to_string(swarm.workers) + " workers, " + std::to_string(swarm.tables) +
+                     " tables, " + std::to_string(swarm.keys) + " keys, a checkpoint each " +
+                     std::to_string(swarm.checkpoint_every) + " steps" + (swarm.encrypted ? ", TLS" : "") +
+                     "; faults:";
+  for (const Fault fault : swarm.faults)
+    text += std::string(fault == swarm.faults.front() ? " " : ", ") + NameOf(fault);
+  return text;
+}
+
+}  // namespace sim

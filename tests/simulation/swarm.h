@@ -1,0 +1,38 @@
+// What a seed draws: the cluster, and which faults exist at all. A run that has few kinds of faults reaches
+// states that one with all of them never sees (Groce et al., Swarm Testing, ISSTA 2012).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/network.h"
+#include "tests/simulation/scheduler.h"
+
+namespace sim {
+
+enum class Fault { kKillServer, kVanishServer, kStopServer, kBreak, kPart, kKillJob, kStopWorker };
+
+struct Swarm {
+  uint32_t servers = 1;
+  uint32_t workers = 1;
+  std::string storage = "dram";
+  unsigned threads = 1;
+  bool encrypted = false;
+  uint32_t tables = 1;
+  uint32_t keys = 64;
+  uint64_t think = 0;              // nanoseconds of a worker between a pull and its push
+  uint64_t checkpoint_every = 10;  // steps
+  double timeout = 20;             // seconds that a server may take to answer
+  std::vector<Fault> faults;
+  uint64_t fault_pause = 0;  // nanoseconds between two, in the mean
+  uint64_t fault_time = 0;   // nanoseconds, after which no more come
+  Policy policy;
+  NetworkPolicy network;
+};
+
+Swarm DrawSwarm(uint64_t seed);
+std::string Describe(const Swarm& swarm);
+const char* NameOf(Fault fault);
+
+}  // namespace sim
