@@ -42,12 +42,16 @@ constexpr unsigned kProcessorSeconds = 120;  // of one run
   std::exit(2);
 }
 
-// What seeds mean depends on every byte of the program.
-std::string Build() {
-  std::ifstream file("/proc/self/exe", std::ios::binary);
+std::string TextOf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
   std::stringstream bytes;
   bytes << file.rdbuf();
-  const std::string program = bytes.str();
+  return bytes.str();
+}
+
+// What seeds mean depends on every byte of the program.
+std::string Build() {
+  const std::string program = TextOf("/proc/self/exe");
   std::array<char, 9> text{};
   std::snprintf(text.data(), text.size(), "%08" PRIx32,
                 static_cast<uint32_t>(XXH3_64bits(program.data(), program.size())));
@@ -81,6 +85,7 @@ void ForbidUring() {
 struct Result {
   bool passed = false;
   std::string line;
+  std::string messages;  // on standard error, unless they are shown at once
 };
 
 class Directory {
@@ -117,6 +122,7 @@ Result RunChild(uint64_t seed, bool show) {
       Die("this system does not let a program fix its addresses (personality)");
     if (chdir(directory.path().c_str()) != 0) Die("cannot enter " + directory.path());
     (void)dup2(pipe[1], STDOUT_FILENO);
+    if (!show) (void)dup2(open("stderr", O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
     const char* const arguments[] = {"simulate", "--child", padded.c_str(), show ? "1" : "0", nullptr};
     const char* const environment[] = {"GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0",
                                        nullptr};
@@ -132,6 +138,7 @@ Result RunChild(uint64_t seed, bool show) {
   int status = 0;
   (void)waitpid(child, &status, 0);
   result.passed = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  result.messages = TextOf(directory.path() + "/stderr");
   while (!result.line.empty() && result.line.back() == '\n') result.line.pop_back();
   if (WIFSIGNALED(status)) result.line += std::string("failed: signal ") + strsignal(WTERMSIG(status));
   if (result.line.empty()) result.line = "failed: exit code " + std::to_string(WEXITSTATUS(status));
@@ -164,7 +171,8 @@ class Campaign {
                                 std::to_string(seed) + " --build " + build_;
     if (!result.passed) {
       ++failures_;
-      std::printf("seed %" PRIu64 " %s\n%s\n", seed, result.line.c_str(), command.c_str());
+      std::printf("%sseed %" PRIu64 " %s\n%s\n", result.messages.c_str(), seed, result.line.c_str(),
+                  command.c_str());
     } else if (twice) {
       const Result again = RunChild(seed, false);
       ++repeats_;
