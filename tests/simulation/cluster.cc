@@ -9,7 +9,7 @@
 
 #include "oe_runtime/core/server/server.h"
 #include "oe_runtime/core/storage/pread_queue.h"
-#include "tests/simulation/processes.h"
+#include "tests/simulation/disk.h"
 
 namespace sim {
 namespace {
@@ -49,9 +49,9 @@ void Cluster::StartServer(uint32_t index) {
   const auto storage = directory_ / ("server-" + std::to_string(index) + "-" + std::to_string(server.starts));
   if (server.starts == 1) {
     std::filesystem::create_directory(storage);
+    AddDisk(storage);
   } else {
-    std::filesystem::copy(server.storage, storage, std::filesystem::copy_options::recursive);
-    std::filesystem::remove(storage / "oe.lock");
+    CopyDisk(server.storage, storage, std::exchange(server.power_cut, false));
   }
   server.storage = storage;
   Note("server " + std::to_string(index) + " starts");
@@ -84,10 +84,15 @@ void Cluster::Listen(uint32_t index) {
   }
 }
 
-void Cluster::EndServer(uint32_t index, bool vanish) {
+void Cluster::EndServer(uint32_t index, End end) {
   Running& server = servers_[index];
   server.up = false;
-  EndProcess(server.process, vanish ? End::kVanish : End::kKill);
+  EndProcess(server.process, end);
+}
+
+void Cluster::CutPower(uint32_t index) {
+  servers_[index].power_cut = true;
+  EndServer(index, End::kVanish);
 }
 
 void Cluster::StartAll() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "oe_runtime/core/client/client.h"
+#include "tests/simulation/processes.h"
 #include "tests/simulation/swarm.h"
 
 namespace sim {
@@ -18,7 +19,9 @@ class Cluster {
 
   // As systemd or `oeprov` does: at the same port, with what the process before has left on its disk.
   void StartServer(uint32_t index);
-  void EndServer(uint32_t index, bool vanish);
+  void EndServer(uint32_t index, End end);
+  // Its host loses power: nobody is told, and its disk keeps what was synced and a part of the rest.
+  void CutPower(uint32_t index);
   // Restarts what is down.
   void StartAll();
   bool is_up(uint32_t index) const { return servers_[index].up; }
@@ -32,6 +35,7 @@ class Cluster {
     int process = 0;
     int starts = 0;
     bool up = false;
+    bool power_cut = false;  // by which it ended
     std::filesystem::path storage;
   };
 

@@ -50,8 +50,10 @@ class Faults {
       case Fault::kKillServer:
       case Fault::kVanishServer:
         if (!cluster_->is_up(server)) return;
-        cluster_->EndServer(server, fault == Fault::kVanishServer);
+        cluster_->EndServer(server, fault == Fault::kVanishServer ? End::kVanish : End::kKill);
         return StartAgain(server, duration);
+      case Fault::kCutPower:
+        return CutPower(server, duration);
       case Fault::kStopServer:
         return StopProcess(cluster_->process(server), duration);
       case Fault::kBreak:
@@ -71,6 +73,19 @@ class Faults {
       Sleep(after);
       if (!cluster->is_up(server)) cluster->StartServer(server);
     });
+  }
+
+  // Of one, or of all; at any time, or between two writes.
+  void CutPower(uint32_t server, uint64_t off) {
+    const bool all = random_.OneIn(3);
+    if (random_.OneIn(2)) {
+      AwaitWrites(cluster_->process(server), random_.Between(1, 300), Now() + 3 * kSecond);
+    }
+    for (uint32_t i = 0; i < swarm_.servers; ++i) {
+      if ((i != server && !all) || !cluster_->is_up(i)) continue;
+      cluster_->CutPower(i);
+      StartAgain(i, off);
+    }
   }
 
   // As the launcher does when it has lost a worker.
@@ -111,6 +126,7 @@ void RunSeed(uint64_t seed, bool show) {
   Note(Describe(swarm));
   SetPolicy(swarm.policy);
   SetNetworkPolicy(swarm.network);
+  SetDiskPolicy(swarm.disk);
   const uint64_t begin = Now();
   // Paths cross the wire, and so are in the trace.
   Cluster cluster(swarm, "/proc/self/cwd/servers");

@@ -8,6 +8,8 @@ const char* NameOf(Fault fault) {
       return "kill a server";
     case Fault::kVanishServer:
       return "lose a server's host";
+    case Fault::kCutPower:
+      return "cut the power of servers";
     case Fault::kStopServer:
       return "stop a server for a while";
     case Fault::kBreak:
@@ -36,8 +38,8 @@ Swarm DrawSwarm(uint64_t seed) {
   swarm.think = random.Between(1, 60) * kMillisecond;
   swarm.checkpoint_every = random.Between(3, 20);
   swarm.timeout = static_cast<double>(random.Between(3, 20));
-  for (const Fault fault : {Fault::kKillServer, Fault::kVanishServer, Fault::kStopServer, Fault::kBreak,
-                            Fault::kPart, Fault::kKillJob, Fault::kStopWorker}) {
+  for (const Fault fault : {Fault::kKillServer, Fault::kVanishServer, Fault::kCutPower, Fault::kStopServer,
+                            Fault::kBreak, Fault::kPart, Fault::kKillJob, Fault::kStopWorker}) {
     if (random.OneIn(3)) swarm.faults.push_back(fault);
   }
   if (swarm.faults.empty()) swarm.faults.push_back(Fault::kKillServer);
@@ -54,6 +56,9 @@ Swarm DrawSwarm(uint64_t seed) {
   }
   if (random.OneIn(3)) swarm.network.segment = random.Between(20, 4000);
   if (random.OneIn(3)) swarm.network.window = random.Between(500, 20000);
+  swarm.disk.persistent = random.OneIn(2);
+  if (random.OneIn(2)) swarm.disk.sync = random.Between(1, 50) * kMillisecond;
+  if (random.OneIn(2)) swarm.disk.fence = random.Between(1, 200) * kMicrosecond;
   return swarm;
 }
 
@@ -61,7 +66,8 @@ std::string Describe(const Swarm& swarm) {
   std::string text = std::to_string(swarm.servers) + " servers with " + swarm.storage + ", " +
                      std::to_string(swarm.workers) + " workers, " + std::to_string(swarm.tables) +
                      " tables, " + std::to_string(swarm.keys) + " keys, a checkpoint each " +
-                     std::to_string(swarm.checkpoint_every) + " steps" + (swarm.encrypted ? ", TLS" : "") +
+                     std::to_string(swarm.checkpoint_every) + " steps" +
+                     (swarm.disk.persistent ? ", persistent memory" : "") + (swarm.encrypted ? ", TLS" : "") +
                      "; faults:";
   for (const Fault fault : swarm.faults)
     text += std::string(fault == swarm.faults.front() ? " " : ", ") + NameOf(fault);

@@ -6,12 +6,22 @@
 #include <string>
 #include <vector>
 
+#include "tests/simulation/disk.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/scheduler.h"
 
 namespace sim {
 
-enum class Fault { kKillServer, kVanishServer, kStopServer, kBreak, kPart, kKillJob, kStopWorker };
+enum class Fault {
+  kKillServer,
+  kVanishServer,
+  kCutPower,
+  kStopServer,
+  kBreak,
+  kPart,
+  kKillJob,
+  kStopWorker,
+};
 
 struct Swarm {
   uint32_t servers = 1;
@@ -29,6 +39,7 @@ struct Swarm {
   uint64_t fault_time = 0;   // nanoseconds, after which no more come
   Policy policy;
   NetworkPolicy network;
+  DiskPolicy disk;
 };
 
 Swarm DrawSwarm(uint64_t seed);
