@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError, ServingError
+from oe_runtime.serving.access import AccessFiles
 from oe_runtime.spec import STORAGES, TLS, StorageSpec
 from oe_runtime.support import durable, interrupt, remote_files
 from oe_runtime.support.argument_types import count, number, size
@@ -26,6 +27,7 @@ from oe_runtime.support.token_file import read_token
 if TYPE_CHECKING:
     from oe_runtime.serving.grpc import GrpcServer
     from oe_runtime.serving.model import Model
+    from oe_runtime.serving.rest import RestServer
 
 _FILES = 12_000  # that may be open: a connection is one, and shells allow 1024
 
@@ -71,8 +73,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m oe_runtime.serve",
         description="Answer TensorFlow Serving's requests (POST /v1/models/NAME:predict, GET "
         "/v1/models/NAME[/metadata], and gRPC) with a trained model. Its rows come from checkpoints, also "
-        "while training publishes new ones, or from running servers, read-only. There is neither encryption "
-        "nor a password: put a proxy in front where it listens on other addresses than loopback.",
+        "while training publishes new ones, or from running servers, read-only. Where it listens on other "
+        "addresses than loopback, set --tls-cert, --tls-key and --request-token-file, or use a proxy.",
     )
     parser.add_argument(
         "model",
@@ -92,8 +94,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT,…",
         help="ask these running servers for rows; --rows then only gives the other weights",
     )
-    parser.add_argument("--token-file", type=Path, help="file with the servers' token")
-    parser.add_argument("--tls", choices=TLS, default="auto", help="to the servers (default: %(default)s)")
+    parser.add_argument("--token-file", type=Path, help="file with the token of --servers")
+    parser.add_argument("--tls", choices=TLS, default="auto", help="to --servers (default: %(default)s)")
     parser.add_argument("--job", default="", help="the tables' job, on servers of several jobs")
     parser.add_argument("--name", default="model", help="the model's name in requests (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -117,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         default=25.0,
         help="seconds after SIGTERM for requests; a computation is waited for (default: %(default)s)",
     )
+    _add_access(parser)
     _add_limits(parser)
     parser.add_argument(
         "--storage", choices=STORAGES, default="dram", help="memory of the rows (default: %(default)s)"
@@ -127,6 +130,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_launcher_options(parser)
     return parser
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    """Add what clients need."""
+    parser.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="encrypt connections over HTTP and gRPC with this certificate in PEM, with those of its issuers "
+        "after it; read again when it changes (default: not encrypted)",
+    )
+    parser.add_argument(
+        "--tls-key", type=Path, metavar="FILE", help="the certificate's key in PEM; mode 0640 or less"
+    )
+    parser.add_argument(
+        "--request-token-file",
+        type=Path,
+        metavar="FILE",
+        help="file with a token that requests need, as Authorization: Bearer TOKEN; read again when it "
+        "changes; mode 0640 or less (default: they need none)",
+    )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -214,6 +238,8 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
     from oe_runtime.serving.model import Model, is_torch
     from oe_runtime.serving.rest import BATCH_TIMEOUT_MS, RestServer
 
+    files = AccessFiles(options.tls_cert, options.tls_key, options.request_token_file)
+    access = files.read()
     grpc_server = None if options.grpc_port is None else _import_grpc()
     # Model.load refuses what is neither at once.
     is_there = remote_files.is_remote(options.model) or Path(options.model).is_dir()
@@ -245,9 +271,10 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
             if options.batch_timeout_ms is None
             else options.batch_timeout_ms,
         )
+        rest.use_access(access)
         servers: list[RestServer | GrpcServer] = [rest]
         if grpc_server is not None:
-            servers.append(grpc_server(*address, options.grpc_port, max_body_bytes=body))
+            servers.append(grpc_server(*address, options.grpc_port, max_body_bytes=body, access=access))
         started: list[RestServer | GrpcServer] = []
         seconds = 0.0  # to end in
         try:
@@ -257,13 +284,15 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
             if options.refresh_seconds > 0 or client is not None:
                 model.watch(options.refresh_seconds)
             ports = dict(zip(("port", "grpc_port"), (server.port for server in servers), strict=False))
-            follower = _Follower(model, options, step, {"pid": os.getpid(), "host": options.host, **ports})
+            facts = {"pid": os.getpid(), "host": options.host, "scheme": files.scheme, **ports}
+            follower = _Follower(model, options, step, facts, files, servers)
             served = model.checkpoint or options.model
             grpc = f", gRPC on port {ports['grpc_port']}" if "grpc_port" in ports else ""
-            print(
-                f"serving {served} at http://{options.host}:{ports['port']}/v1/models/{options.name}{grpc}",
-                flush=True,
-            )
+            token = "" if options.request_token_file is None else ", with a token only"
+            place = f"{files.scheme}://{options.host}:{ports['port']}/v1/models/{options.name}"
+            print(f"serving {served} at {place}{grpc}{token}", flush=True)
+            if risk := files.describe_risk(options.host):
+                print(f"warning: {risk}", file=sys.stderr, flush=True)
             if model.sources:
                 print(model.sources, flush=True)
             follower.run(ended)
@@ -278,16 +307,24 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
 
 
 class _Follower:
-    """Follows --step-file, writes --ready-file and reports each problem once, until the end."""
+    """Follows --step-file and the files of access, writes --ready-file, and reports each problem once."""
 
     def __init__(
-        self, model: Model, options: argparse.Namespace, step: int | None, facts: dict[str, object]
+        self,
+        model: Model,
+        options: argparse.Namespace,
+        step: int | None,
+        facts: dict[str, object],
+        files: AccessFiles,
+        servers: Sequence[RestServer | GrpcServer],
     ) -> None:
         self._model, self._options, self._step = model, options, step
+        self._files, self._servers = files, servers
         self._facts = {**facts, "storage": options.storage, "is_pmem": False}
         self._said: dict[str, str] = {}
         self._written: dict[str, object] = {}
         self._problem = ""  # of the step file
+        self._access_problem = ""
         self._keep()
         self._write()
 
@@ -296,7 +333,10 @@ class _Follower:
         while not ended.wait(1.0 if self._options.step_file is None else 0.1):
             if self._options.step_file is not None:
                 self._follow()
+            if self._files.have_changed():
+                self._admit()
             for what, problem in (
+                ("requests need what they needed before", self._access_problem),
                 ("still serving the previous checkpoint", self._problem or self._model.problem),
                 ("requests are refused", self._model.unavailable),
             ):
@@ -305,6 +345,16 @@ class _Follower:
                 self._said[what] = problem
             with contextlib.suppress(OSError):  # a full disk must not end requests
                 self._write()
+
+    def _admit(self) -> None:
+        """Let requests need what the files say now."""
+        try:
+            access = self._files.read()
+            for server in self._servers:
+                server.use_access(access)
+            self._access_problem = ""
+        except (OeError, OSError, ValueError) as error:
+            self._access_problem = str(error)
 
     def _follow(self) -> None:
         try:

@@ -11,6 +11,7 @@ from google.protobuf import json_format
 
 from oe_runtime.errors import InputError, ServingError
 from oe_runtime.serving import requests
+from oe_runtime.serving.access import Access
 from oe_runtime.serving.messages import message, read_tensor, tensor_proto
 from oe_runtime.serving.model import Model
 
@@ -20,8 +21,18 @@ _THREADS = 16
 class GrpcServer:
     """Listens from its creation; `start` begins to answer."""
 
-    def __init__(self, name: str, model: Model, host: str, port: int, *, max_body_bytes: int) -> None:
-        """Raises ServingError for an unavailable address."""
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        host: str,
+        port: int,
+        *,
+        max_body_bytes: int,
+        access: Access = Access(),  # noqa: B008 - it does not change
+    ) -> None:
+        """Raises ServingError for an unavailable address. Without a certificate it never encrypts."""
+        self._access = access
         service = _Service(name, model, max_body_bytes)
 
         def method(answer: Callable[[Any], Any], name: str) -> Any:
@@ -33,6 +44,7 @@ class GrpcServer:
 
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, "oe-serving-grpc"),
+            interceptors=[_Guard(self)],
             options=[("grpc.max_receive_message_length", max_body_bytes), ("grpc.so_reuseport", 0)],
         )
         for one, methods in {
@@ -44,9 +56,37 @@ class GrpcServer:
             self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(whole, handlers)])
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = int(self._server.add_insecure_port(address))
+            if access.certificate:
+                self.port = int(self._server.add_secure_port(address, self._credentials()))
+            else:
+                self.port = int(self._server.add_insecure_port(address))
         except RuntimeError as error:
             raise ServingError(f"cannot listen on {address} for gRPC: {error}") from error
+
+    @property
+    def access(self) -> Access:
+        """What requests need."""
+        return self._access
+
+    def use_access(self, access: Access) -> None:
+        """Let later connections and requests need this."""
+        self._access = access
+
+    def _credentials(self) -> grpc.ServerCredentials:
+        used = [self._access]
+
+        def pair() -> Any:
+            return grpc.ssl_server_certificate_configuration(
+                [(used[0].key.encode(), used[0].certificate.encode())]
+            )
+
+        def fetch() -> Any:  # for each connection; None: as before
+            if self._access is used[0]:
+                return None
+            used[0] = self._access
+            return pair()
+
+        return grpc.dynamic_ssl_server_credentials(pair(), fetch)
 
     def start(self) -> None:
         """Start answering requests."""
@@ -55,6 +95,22 @@ class GrpcServer:
     def stop(self, seconds: float = 0) -> None:
         """Stop accepting requests; those in progress have `seconds`."""
         self._server.stop(seconds).wait()
+
+
+class _Guard(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses requests without the token before they are read."""
+
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        given = [value for name, value in details.invocation_metadata if name == "authorization"]
+        refusal = self._server.access.refusal(str(given[0]) if given else None)
+        if not refusal:
+            return continuation(details)
+        return grpc.unary_unary_rpc_method_handler(
+            lambda _, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+        )
 
 
 class _Service:

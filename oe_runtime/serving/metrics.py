@@ -23,7 +23,8 @@ gauge     oe_serving_requests_in_progress     in_progress
 gauge     oe_serving_open_connections         connections.open         Open connections.
 counter   oe_serving_accepted_connections_total connections.accepted   Connections accepted.
 counter   oe_serving_closed_connections_total connections.closed.reason=*
-    Connections closed by the server: refused over the limit, displaced by a new one, or late with a request.
+    Connections closed by the server: refused over the limit, displaced by a new one, late with a request, or
+    with a handshake of TLS that failed.
 counter   oe_serving_received_bytes_total     traffic.bytes_in         Bytes received.
 counter   oe_serving_sent_bytes_total         traffic.bytes_out        Bytes sent.
 """

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from oe_runtime import _core
 from oe_runtime.errors import InputError, OeError, ServerLost, ServingError
 from oe_runtime.serving import metrics, requests
+from oe_runtime.serving.access import Access
 from oe_runtime.serving.model import Model
 from oe_runtime.support import prometheus
 
@@ -28,6 +29,7 @@ _PATH = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
     r"(?P<verb>:\w+|/metadata)?"
 )
+HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready")  # of KServe's protocol; they need no token
 METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")  # the latter as TensorFlow Serving
 MAX_BODY_BYTES = 16 << 20
 MAX_CONNECTIONS = 10_000
@@ -98,6 +100,7 @@ class RestServer:
                 idle_seconds=60.0,
                 patience_seconds=patience_seconds,
                 threads=threads,
+                open_targets=HEALTH_PATHS,
             )
         except OeError as error:
             raise ServingError(str(error)) from error
@@ -108,6 +111,13 @@ class RestServer:
     def port(self) -> int:
         """The port it listens on."""
         return self._server.port
+
+    def use_access(self, access: Access) -> None:
+        """Let later connections and requests need this. Raises ServingError for a bad certificate or key."""
+        try:
+            self._server.set_access(access.certificate, access.key, access.token)
+        except OeError as error:
+            raise ServingError(str(error)) from error
 
     def start(self) -> None:
         """Start answering requests, in threads."""
@@ -165,7 +175,7 @@ class RestServer:
         return match["verb"], None if version is None else int(version)
 
     def _get(self, target: str) -> Any:
-        if target in ("/v2/health/live", "/v2/health/ready"):  # of KServe's protocol
+        if target in HEALTH_PATHS:
             if target.endswith("ready") and (problem := self.model.unavailable):
                 raise _Refusal(HTTPStatus.SERVICE_UNAVAILABLE, problem)
             return {target.rpartition("/")[2]: True}

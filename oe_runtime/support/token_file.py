@@ -1,4 +1,4 @@
-"""The file that holds the servers' token."""
+"""Files that hold a token, or another secret."""
 
 from __future__ import annotations
 
@@ -7,17 +7,34 @@ import stat
 from pathlib import Path
 
 
-def read_token(path: Path) -> str:
-    """Read the token from a file that only its owner may read. Raises ValueError naming what is wrong."""
+def read_token(path: Path, *, by_group: bool = False) -> str:
+    """Read a token; see `read_secret`."""
+    return read_secret(path, "token", by_group=by_group).strip()
+
+
+def read_secret(path: Path, what: str, *, by_group: bool = False) -> str:
+    """Read a file that only its owner may read, or with `by_group` also its group.
+
+    Raises ValueError naming what is wrong.
+    """
+    text, mode = _read(path, what)
+    if mode & (stat.S_IRWXO | (stat.S_IWGRP if by_group else stat.S_IRWXG)):
+        may = "may read or change" if by_group else "may read"
+        raise ValueError(f"others {may} the {what} file {path}; run: chmod 600 {path}")
+    if not text.strip():
+        raise ValueError(f"the {what} file {path} is empty")
+    return text
+
+
+def read_text(path: Path, what: str) -> str:
+    """Read a file of text. Raises ValueError."""
+    return _read(path, what)[0]
+
+
+def _read(path: Path, what: str) -> tuple[str, int]:
     try:
         with path.open(encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            token = file.read().strip()
+            return file.read(), os.fstat(file.fileno()).st_mode
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ValueError(f"cannot read the token file {path}: {reason}") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ValueError(f"others may read the token file {path}; run: chmod 600 {path}")
-    if not token:
-        raise ValueError(f"the token file {path} is empty")
-    return token
+        raise ValueError(f"cannot read the {what} file {path}: {reason}") from None

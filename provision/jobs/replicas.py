@@ -30,7 +30,7 @@ from provision.jobs.backends.units import Place
 from provision.jobs.background import start_and_wait
 from provision.jobs.metrics import summary
 from provision.jobs.placement import Placement, arguments
-from provision.jobs.request import LaunchOptions, ServeOptions
+from provision.jobs.request import LaunchOptions, ServeOptions, scheme
 from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job, JobSpec, JobState, ProcessSpec
 from provision.node import replicas as node
@@ -286,5 +286,6 @@ def roll_back(state_dir: Path, name: str | None, step: int | None, *, newest: bo
 
 def urls(job: Job, report: dict[str, Any]) -> list[str]:
     """Where each replica answers requests for the model."""
-    name = job.spec().settings["name"]
-    return [f"http://{item['endpoint']}/v1/models/{name}" for item in report["processes"] if item["endpoint"]]
+    spec = job.spec()
+    start, end = f"{scheme(spec.processes[0].argv)}://", f"/v1/models/{spec.settings['name']}"
+    return [f"{start}{item['endpoint']}{end}" for item in report["processes"] if item["endpoint"]]

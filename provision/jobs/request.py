@@ -67,6 +67,11 @@ class ServeOptions:
     arguments: Sequence[str] = ()  # of each process
 
 
+def scheme(arguments: Sequence[str]) -> str:
+    """How replicas with these arguments are asked: http or https."""
+    return "https" if any(word.partition("=")[0] == "--tls-cert" for word in arguments) else "http"
+
+
 def flag(name: str) -> str:
     """The command-line flag of an option or setting."""
     if name == "script_arguments":

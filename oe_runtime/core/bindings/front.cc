@@ -16,6 +16,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/front/http_server.h"
 #include "oe_runtime/core/front/predictor.h"
+#include "oe_runtime/core/wire/tls.h"
 
 namespace py = pybind11;
 
@@ -124,6 +125,13 @@ std::optional<HttpRequest> Unpack(const py::function& unpack, const HttpRequest&
   return HttpRequest{request.method, request.target, body.cast<std::string>(), std::nullopt};
 }
 
+HttpAccess AccessOf(const std::string& certificate, const std::string& key, const std::string& token) {
+  HttpAccess access;
+  access.token = token;
+  if (!certificate.empty()) access.tls = std::make_shared<TlsContext>(TlsCertificate{certificate, key});
+  return access;
+}
+
 // Its threads need the GIL to end.
 struct Delete {
   void operator()(HttpServer* server) const {
@@ -188,7 +196,8 @@ void BindFront(py::module_& module) {
       .def(py::init([](py::function answer, py::function unpack, py::object predictor, py::function lead,
                        const std::string& host, int port, size_t max_connections, size_t max_queued_requests,
                        size_t max_body_bytes, double head_seconds, double idle_seconds,
-                       double patience_seconds, unsigned threads) {
+                       double patience_seconds, unsigned threads,
+                       const std::vector<std::string>& open_targets) {
              HttpOptions options;
              options.host = host;
              options.connections = max_connections;
@@ -198,15 +207,23 @@ void BindFront(py::module_& module) {
              options.idle_seconds = idle_seconds;
              options.patience_seconds = patience_seconds;
              options.threads = threads;
+             options.open_targets = open_targets;
              return NewServer(std::move(answer), std::move(unpack), std::move(predictor), std::move(lead),
                               options, port);
            }),
            py::arg("answer"), py::kw_only(), py::arg("unpack"), py::arg("predictor"), py::arg("lead"),
            py::arg("host"), py::arg("port"), py::arg("max_connections"), py::arg("max_queued_requests"),
            py::arg("max_body_bytes"), py::arg("head_seconds"), py::arg("idle_seconds"),
-           py::arg("patience_seconds"), py::arg("threads"))
+           py::arg("patience_seconds"), py::arg("threads"), py::arg("open_targets"))
       .def_property_readonly("port", &HttpServer::port)
       .def("stats", [](const HttpServer& server) { return server.Stats().dump(); })
+      .def(
+          "set_access",
+          [](HttpServer& self, const std::string& certificate, const std::string& key,
+             const std::string& token) { self.SetAccess(AccessOf(certificate, key, token)); },
+          py::arg("certificate"), py::arg("key"), py::arg("token"),
+          "What later connections and requests need: encryption with this certificate in PEM, a token; "
+          "empty: not.")
       .def("start", &HttpServer::Start)
       .def("stop", &HttpServer::Stop, py::call_guard<py::gil_scoped_release>(), py::arg("seconds"));
 }

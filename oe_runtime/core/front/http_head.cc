@@ -86,6 +86,8 @@ unsigned ParseField(std::string_view line, HttpHead* head, std::string* problem)
     return Keep("Transfer-Encoding", Lower(value), &head->coding, problem);
   } else if (lower == "content-encoding") {
     return Keep("Content-Encoding", Lower(value), &head->content_coding, problem);
+  } else if (lower == "authorization") {
+    return Keep("Authorization", std::string(value), &head->authorization, problem);
   } else if (lower == "expect") {
     head->expects_continue = !head->is_old && Lower(value) == "100-continue";
   } else if (lower == "connection") {

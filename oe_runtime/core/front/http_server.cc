@@ -30,8 +30,10 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/histogram.h"
+#include "oe_runtime/core/common/same_secret.h"
 #include "oe_runtime/core/front/http_chunks.h"
 #include "oe_runtime/core/front/http_head.h"
+#include "oe_runtime/core/front/tls_socket.h"
 
 namespace oe {
 namespace {
@@ -61,6 +63,8 @@ const char* Phrase(unsigned status) {
       return "OK";
     case 400:
       return "Bad Request";
+    case 401:
+      return "Unauthorized";
     case 404:
       return "Not Found";
     case 405:
@@ -100,9 +104,21 @@ std::string Head(unsigned status, const std::string& type, size_t length, bool c
       "HTTP/1.1 " + std::to_string(status) + ' ' + Phrase(status) + "\r\nServer: oe_runtime\r\nDate: ";
   head += date.data();
   head += "\r\nContent-Type: " + type + "\r\nContent-Length: " + std::to_string(length) + "\r\n";
+  if (status == 401) head += "WWW-Authenticate: Bearer\r\n";
   if (status == 503) head += "Retry-After: 1\r\n";
   if (closes) head += "Connection: close\r\n";
   return head += "\r\n";
+}
+
+// The token of a header "Authorization: Bearer TOKEN"; empty if it has none.
+std::string TokenOf(const HttpHead& head) {
+  constexpr std::string_view kScheme = "bearer ";
+  const std::string text = head.authorization.value_or("");
+  const bool is_bearer = text.size() > kScheme.size() &&
+                         std::equal(kScheme.begin(), kScheme.end(), text.begin(), [](char wanted, char c) {
+                           return c == wanted || (c >= 'A' && c <= 'Z' && c - 'A' + 'a' == wanted);
+                         });
+  return is_bearer ? text.substr(text.find_first_not_of(' ', kScheme.size())) : "";
 }
 
 // Drops packets with fewer hops left; 0 is none. Needs no rights, which a filter of packets may.
@@ -141,6 +157,10 @@ class HttpServer::Impl {
 
   uint16_t port() const { return port_; }
 
+  void SetAccess(HttpAccess access) {  // of any thread
+    asio::post(loop_, [this, access = std::move(access)]() mutable { access_ = std::move(access); });
+  }
+
   void Start() {  // of another thread
     is_started_ = true;
     asio::post(loop_, [this] {
@@ -166,7 +186,8 @@ class HttpServer::Impl {
     stats["connections"] = {
         {"open", open_},
         {"accepted", accepted_},
-        {"closed", {{"refused", over_limit_}, {"displaced", displaced_}, {"late", late_}}}};
+        {"closed",
+         {{"refused", over_limit_}, {"displaced", displaced_}, {"late", late_}, {"handshake", handshakes_}}}};
     return stats;
   }
 
@@ -225,6 +246,7 @@ class HttpServer::Impl {
   const HttpOptions options_;
   Answer answer_;
   const Around around_;
+  HttpAccess access_;
   asio::io_context loop_{1};
   asio::io_context work_;
   asio::io_context quick_{1};
@@ -253,7 +275,7 @@ class HttpServer::Impl {
   mutable std::mutex mutex_;  // of what follows, up to the atomics
   std::condition_variable changed_;
   size_t open_ = 0;  // connections
-  uint64_t accepted_ = 0, over_limit_ = 0, displaced_ = 0, late_ = 0;
+  uint64_t accepted_ = 0, over_limit_ = 0, displaced_ = 0, late_ = 0, handshakes_ = 0;
   uint64_t in_progress_ = 0;                                      // requests
   std::map<std::pair<std::string, unsigned>, uint64_t> answers_;  // by method and status
   uint64_t examples_ = 0;
@@ -267,21 +289,26 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
   Connection(Impl* server, tcp::socket socket) : server_(server), socket_(std::move(socket)) {}
 
   void Begin() {
-    Wait(State::kIdle, server_->options_.idle_seconds);
+    if (server_->access_.tls != nullptr) {
+      Wait(State::kHandshake, server_->options_.head_seconds);
+    } else {
+      Wait(State::kIdle, server_->options_.idle_seconds);
+    }
     Read();
   }
 
   // Answers that there are too many connections, and ends.
   void Refuse() {
     is_refused_ = true;
-    RefuseUnread(503, "the server has as many connections as it may have; retry later");
+    if (server_->access_.tls != nullptr) return Begin();  // it could not read it yet
+    RefuseFull();
   }
 
-  bool is_idle() const { return state_ == State::kIdle; }
+  bool is_idle() const { return state_ == State::kIdle || state_ == State::kHandshake; }
   bool is_refused() const { return is_refused_; }
   bool may_be_closed() const {
-    return state_ == State::kIdle || state_ == State::kHead || state_ == State::kBody ||
-           state_ == State::kLinger;
+    return state_ == State::kHandshake || state_ == State::kIdle || state_ == State::kHead ||
+           state_ == State::kBody || state_ == State::kLinger;
   }
   Clock::time_point since() const { return since_; }
 
@@ -325,6 +352,7 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
     if (state_ == State::kClosed) return;
     if (state_ == State::kAnswer) server_->Count(&Impl::in_progress_, -1);
     state_ = State::kClosed;
+    if (tls_) tls_->SayEnd();
     asio::error_code ignored;
     socket_.shutdown(tcp::socket::shutdown_both, ignored);
     socket_.close(ignored);
@@ -357,7 +385,7 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
   }
 
  private:
-  enum class State : uint8_t { kIdle, kHead, kRoom, kBody, kAnswer, kWrite, kLinger, kClosed };
+  enum class State : uint8_t { kHandshake, kIdle, kHead, kRoom, kBody, kAnswer, kWrite, kLinger, kClosed };
 
   void Wait(State state, double seconds) {
     state_ = state;
@@ -365,11 +393,12 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
     until_ = since_ + Seconds(seconds);
   }
 
-  // Waits until there is something to read, which needs no memory.
-  void Read() {
+  // Waits until there is something to read, which needs no memory; or until TLS can write what it must
+  // before.
+  void Read(tcp::socket::wait_type until = tcp::socket::wait_read) {
     if (reads_) return;
     reads_ = true;
-    socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](asio::error_code error) {
+    socket_.async_wait(until, [self = shared_from_this()](asio::error_code error) {
       self->reads_ = false;
       if (self->state_ == State::kClosed) return;
       if (error) return self->Close();
@@ -379,10 +408,9 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
 
   void OnReadable() {
     if (state_ == State::kRoom || state_ == State::kAnswer || state_ == State::kWrite) return;
-    asio::error_code error;
-    const size_t n = socket_.read_some(asio::buffer(server_->input_), error);
-    if (error == asio::error::would_block) return Read();
-    if (error || n == 0) return Close();
+    if (state_ == State::kHandshake) return Handshake();
+    const size_t n = Receive();
+    if (n == 0) return;
     server_->bytes_in_ += n;
     if (state_ == State::kLinger) return Read();
     const std::string_view got(server_->input_.data(), n);
@@ -398,6 +426,60 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
     }
     rest_.append(got);
     ReadHead();
+  }
+
+  // Into input_; 0 if nothing has come, or the connection has ended.
+  size_t Receive() {
+    size_t n = 0;
+    if (tls_) {
+      const TlsSocket::Step step = tls_->Read(server_->input_.data(), server_->input_.size(), &n);
+      if (step != TlsSocket::Step::kDone) GoOn(step);
+      return n;
+    }
+    asio::error_code error;
+    n = socket_.read_some(asio::buffer(server_->input_), error);
+    if (error == asio::error::would_block) {
+      Read();
+    } else if (error || n == 0) {
+      Close();
+    }
+    return n;
+  }
+
+  // After TLS could not do what it was to do.
+  void GoOn(TlsSocket::Step step) {
+    if (step == TlsSocket::Step::kEnd) return Close();
+    Read(step == TlsSocket::Step::kWritable ? tcp::socket::wait_write : tcp::socket::wait_read);
+  }
+
+  void Handshake() {
+    if (!tls_) {
+      char first = 0;
+      const ssize_t n = recv(socket_.native_handle(), &first, 1, MSG_PEEK);
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Read();
+      if (n < 1) return Close();
+      if (first != static_cast<char>(kTlsHandshake)) {
+        server_->Count(&Impl::handshakes_);
+        return RefuseUnread(400, "this server takes encrypted connections only: ask https://");
+      }
+      tls_ = std::make_unique<TlsSocket>(server_->access_.tls, socket_.native_handle());
+    }
+    const TlsSocket::Step step = tls_->Handshake();
+    if (step == TlsSocket::Step::kEnd) server_->Count(&Impl::handshakes_);
+    if (step != TlsSocket::Step::kDone) return GoOn(step);
+    if (is_refused_) return RefuseFull();
+    Wait(State::kIdle, server_->options_.idle_seconds);
+    if (server_->ends_idle_) EndInput();
+    Read();
+  }
+
+  // Whether the token is the right one where one is needed.
+  bool IsAllowed(const HttpHead& head) const {
+    const HttpOptions& options = server_->options_;
+    const std::string& wanted = server_->access_.token;
+    return wanted.empty() || IsSameSecret(TokenOf(head), wanted) ||
+           std::find(options.open_targets.begin(), options.open_targets.end(), request_.target) !=
+               options.open_targets.end();
   }
 
   // A request begins, or goes on, in rest_.
@@ -433,6 +515,10 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
     is_whole_ = false;
     chunks_.reset();
     reading_ = {};
+    if (!IsAllowed(*head))
+      return RefuseUnread(401, std::string("this server needs a token, and ") +
+                                   (head->authorization ? "another one was sent" : "none was sent") +
+                                   ": send the header Authorization: Bearer TOKEN");
     const bool is_get = request_.method == "GET";
     if (!is_get && request_.method != "POST")
       return RefuseUnread(501, "Unsupported method ('" + request_.method + "')");
@@ -491,8 +577,14 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
       }
       if (std::exchange(expects_continue_, false) &&
           (chunks_ ? rest_.empty() : request_.body.size() < length_)) {
+        constexpr std::string_view kGoOn = "HTTP/1.1 100 Continue\r\n\r\n";
         asio::error_code ignored;  // a client that gets none of it sends its body after a while
-        socket_.write_some(asio::buffer(std::string_view("HTTP/1.1 100 Continue\r\n\r\n")), ignored);
+        size_t written = 0;
+        if (tls_) {
+          (void)tls_->Write(kGoOn, &written);
+        } else {
+          socket_.write_some(asio::buffer(kGoOn), ignored);
+        }
       }
     }
     if (chunks_) return ReadChunks(&*chunks_);
@@ -556,6 +648,8 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
     }
   }
 
+  void RefuseFull() { RefuseUnread(503, "the server has as many connections as it may have; retry later"); }
+
   // Ends the connection with an answer, after which the client may still send for a while.
   void RefuseUnread(unsigned status, const std::string& message) { Say({status, ErrorBody(message)}, true); }
 
@@ -579,17 +673,48 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
     std::string().swap(request_.body);
     head_ = Head(reply.status, reply.type, reply.body.size(), closes);
     if (request_.method != "HEAD") body_ = std::move(reply.body);
+    if (tls_) {
+      head_ += std::exchange(body_, {});
+      return Write(0, closes);
+    }
     const std::array<asio::const_buffer, 2> both{asio::buffer(head_), asio::buffer(body_)};
     asio::async_write(socket_, both, [self = shared_from_this(), closes](asio::error_code error, size_t n) {
       self->server_->bytes_out_ += n;
-      if (self->state_ == State::kClosed) return;
-      std::string().swap(self->body_);
-      if (error) return self->Close();
-      if (closes) return self->Leave();
-      self->Wait(State::kIdle, self->server_->options_.idle_seconds);
-      if (self->server_->ends_idle_) self->EndInput();
-      self->ReadHead();
+      self->Said(!error, closes);
     });
+  }
+
+  // What follows the first `done` bytes of head_, encrypted.
+  void Write(size_t done, bool closes) {
+    while (state_ != State::kClosed && done < head_.size()) {
+      size_t n = 0;
+      const TlsSocket::Step step = tls_->Write(std::string_view(head_).substr(done), &n);
+      server_->bytes_out_ += n;
+      done += n;
+      if (step == TlsSocket::Step::kDone) continue;
+      if (step == TlsSocket::Step::kEnd) break;
+      return socket_.async_wait(
+          step == TlsSocket::Step::kWritable ? tcp::socket::wait_write : tcp::socket::wait_read,
+          [self = shared_from_this(), done, closes](asio::error_code error) {
+            if (error) return self->Said(false, closes);
+            self->Write(done, closes);
+          });
+    }
+    // Later: requests that were sent one behind the other would be calls within calls.
+    asio::post(server_->loop_, [self = shared_from_this(), is_whole = done == head_.size(), closes] {
+      self->Said(is_whole, closes);
+    });
+  }
+
+  void Said(bool is_whole, bool closes) {
+    if (state_ == State::kClosed) return;
+    std::string().swap(body_);
+    if (tls_) std::string().swap(head_);
+    if (!is_whole) return Close();
+    if (closes) return Leave();
+    Wait(State::kIdle, server_->options_.idle_seconds);
+    if (server_->ends_idle_) EndInput();
+    ReadHead();
   }
 
   // Ends the connection. What the client still sends is read for a while, because TCP would drop the answer
@@ -597,6 +722,7 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
   void Leave() {
     asio::error_code ignored;
     if (!is_unread_ && rest_.empty() && socket_.available(ignored) == 0) return Close();
+    if (tls_) tls_->SayEnd();
     socket_.shutdown(tcp::socket::shutdown_send, ignored);
     Wait(State::kLinger, kLinger);
     Read();
@@ -617,6 +743,7 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
 
   Impl* const server_;
   tcp::socket socket_;
+  std::unique_ptr<TlsSocket> tls_;  // since the handshake has begun
   State state_ = State::kIdle;
   Clock::time_point since_, until_;
   bool reads_ = false;  // whether Read() waits
@@ -804,6 +931,7 @@ HttpServer::HttpServer(const HttpOptions& options, Answer answer, Around around)
 HttpServer::~HttpServer() { impl_->Stop(0); }
 uint16_t HttpServer::port() const { return impl_->port(); }
 nlohmann::json HttpServer::Stats() const { return impl_->Stats(); }
+void HttpServer::SetAccess(HttpAccess access) { impl_->SetAccess(std::move(access)); }
 void HttpServer::Start() { impl_->Start(); }
 void HttpServer::Stop(double seconds) { impl_->Stop(seconds); }
 

@@ -10,8 +10,11 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace oe {
+
+class TlsContext;
 
 struct HttpRequest {
   std::string method;  // GET or POST
@@ -28,6 +31,12 @@ struct HttpReply {
   uint64_t examples = 0;  // that it answers, for Stats()
 };
 
+// What clients need, which may change.
+struct HttpAccess {
+  std::shared_ptr<TlsContext> tls;  // of a certificate; null: connections are not encrypted
+  std::string token;                // "Authorization: Bearer TOKEN"; empty: none is needed
+};
+
 struct HttpOptions {
   std::string host;
   uint16_t port = 0;
@@ -39,6 +48,7 @@ struct HttpOptions {
   double idle_seconds = 0;      // between requests of a connection, and for a client to read an answer
   double patience_seconds = 0;  // that a body waits for others
   unsigned threads = 0;         // that answer POST; GET has one of its own
+  std::vector<std::string> open_targets;  // answered without a token
 };
 
 class HttpServer {
@@ -61,9 +71,12 @@ class HttpServer {
   //   in_progress             requests that wait for an answer or are computed
   //   traffic                 bytes_in, bytes_out
   //   connections             open, accepted, and closed by the server, by reason: refused (over the limit),
-  //                           displaced (by a new one), late (in the middle of a request or an answer)
+  //                           displaced (by a new one), late (in the middle of a request or an answer),
+  //                           handshake (of TLS, which failed)
   //   times.answer            from the last byte of a POST to its answer (see TimesOf())
   nlohmann::json Stats() const;
+  // For later connections and requests. Thread-safe.
+  void SetAccess(HttpAccess access);
   void Start();
   // Ends in order: for at most `seconds`, requests that were sent are answered and their connections ended,
   // and for a moment also others', because clients learn the end from the last answer. Returns when no answer

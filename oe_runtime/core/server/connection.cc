@@ -12,6 +12,7 @@
 #include <new>
 #include <utility>
 
+#include "oe_runtime/core/common/same_secret.h"
 #include "oe_runtime/core/wire/dead_peer.h"
 
 namespace oe {
@@ -33,16 +34,6 @@ constexpr uint8_t kAlertProtocolVersion = 70;
 
 // A fatal TLS alert, in clear.
 std::array<uint8_t, 7> FatalAlert(uint8_t alert) { return {21, 3, 3, 0, 2, 2, alert}; }
-
-// Takes as long for a wrong token as for the right one.
-bool SameToken(const std::string& given, const std::string& wanted) {
-  volatile unsigned char different = given.size() == wanted.size() ? 0 : 1;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const char c = given.empty() ? '\0' : given[i % given.size()];
-    different = static_cast<unsigned char>(different | static_cast<unsigned char>(c ^ wanted[i]));
-  }
-  return different == 0;
-}
 
 }  // namespace
 
@@ -504,7 +495,7 @@ void Connection::Hello() {
   if (header_.op != Op::kHello) throw ProtocolError("the first request must be a hello");
   // An encrypted connection has shown already that the client knows the token.
   const oe::Hello hello = ParseHello({body_.data(), body_.size()});
-  if (!stream_.encrypted() && !SameToken(hello.token, context_->token)) {
+  if (!stream_.encrypted() && !IsSameSecret(hello.token, context_->token)) {
     return Refuse(Refusal::kToken, ErrorCode::kAuth,
                   "the token is not this server's; both sides must read the same token file");
   }

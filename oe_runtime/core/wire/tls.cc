@@ -7,6 +7,7 @@
 #include <openssl/ssl.h>
 
 #include <array>
+#include <asio/buffer.hpp>
 #include <asio/error.hpp>
 #include <asio/ssl/error.hpp>
 #include <cstring>
@@ -19,6 +20,8 @@ namespace {
 // RFC 8446 section 4.2.11: a key belongs to one hash; this suite's is SHA-256.
 constexpr char kSuite[] = "TLS_AES_128_GCM_SHA256";
 constexpr std::array<unsigned char, 2> kSuiteId = {0x13, 0x01};
+// RFC 9325 section 4.2, for TLS 1.2; those of 1.3 are all recommended.
+constexpr char kCertificateSuites[] = "ECDHE+AESGCM:ECDHE+CHACHA20";
 constexpr char kIdentity[] = "oe_runtime token v1";
 using Key = std::array<unsigned char, 32>;
 
@@ -76,6 +79,14 @@ int FindKey(SSL* ssl, const unsigned char* id, size_t size, SSL_SESSION** sessio
   return *session != nullptr ? 1 : 0;
 }
 
+// Where OpenSSL is a shared library, another one that was loaded before may have taken its place.
+void RequireOpenSsl() {
+  if (std::strstr(OpenSSL_version(OPENSSL_VERSION), "BoringSSL") == nullptr) return;
+  throw Error(
+      "this process has BoringSSL in the place of OpenSSL, which encryption needs; import oe_runtime "
+      "before tensorflow");
+}
+
 }  // namespace
 
 TlsMode ParseTlsMode(const std::string& text) {
@@ -94,9 +105,7 @@ bool Encrypts(TlsMode mode, const asio::ip::address& address) {
 }
 
 struct TlsContext::Impl {
-  explicit Impl(Role role)
-      : context(role == Role::kServer ? asio::ssl::context::tlsv13_server
-                                      : asio::ssl::context::tlsv13_client) {}
+  explicit Impl(asio::ssl::context::method method) : context(method) {}
   ~Impl() { OPENSSL_cleanse(key.data(), key.size()); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -111,14 +120,9 @@ TlsContext::TlsContext(Role role, const std::string& token) {
                     " bytes, and this one has " + std::to_string(token.size()) +
                     "; make one with: openssl rand -hex 32");
   }
-  // Where OpenSSL is a shared library, another one that was loaded before may have taken its place.
-  if (std::strstr(OpenSSL_version(OPENSSL_VERSION), "BoringSSL") != nullptr) {
-    throw Error(
-        "this process has BoringSSL in the place of OpenSSL, which encryption needs; import oe_runtime "
-        "before "
-        "tensorflow");
-  }
-  impl_ = std::make_unique<Impl>(role);
+  RequireOpenSsl();
+  impl_ = std::make_unique<Impl>(role == Role::kServer ? asio::ssl::context::tlsv13_server
+                                                       : asio::ssl::context::tlsv13_client);
   impl_->key = KeyOf(token);
   SSL_CTX* const ssl = impl_->context.native_handle();
   bool ok = SSL_CTX_set_ex_data(ssl, KeyIndex(), &impl_->key) == 1 &&
@@ -133,6 +137,32 @@ TlsContext::TlsContext(Role role, const std::string& token) {
     SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER, nullptr);
   }
   if (!ok) throw Error("OpenSSL does not offer TLS 1.3 with " + std::string(kSuite));
+}
+
+TlsContext::TlsContext(const TlsCertificate& certificate) {
+  RequireOpenSsl();
+  impl_ = std::make_unique<Impl>(asio::ssl::context::tls_server);
+  asio::ssl::context& context = impl_->context;
+  SSL_CTX* const ssl = context.native_handle();
+  SSL_CTX_set_options(ssl, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_CIPHER_SERVER_PREFERENCE);
+  SSL_CTX_set_session_cache_mode(ssl, SSL_SESS_CACHE_OFF);
+  // Of an idle connection no buffers stay; a write that waited may go on elsewhere in memory.
+  SSL_CTX_set_mode(
+      ssl, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  if (SSL_CTX_set_min_proto_version(ssl, TLS1_2_VERSION) != 1 ||
+      SSL_CTX_set_cipher_list(ssl, kCertificateSuites) != 1)
+    throw Error("OpenSSL does not offer TLS 1.2 with " + std::string(kCertificateSuites));
+  // A key with a password is refused instead of asked for at the terminal.
+  SSL_CTX_set_default_passwd_cb(ssl, [](char*, int, int, void*) { return 0; });
+  const auto refuse = [](const std::string& what, const asio::error_code& error) {
+    const std::string said = error.message();
+    throw SpecError(what + ": " + said.substr(0, said.find(" (")));
+  };
+  asio::error_code error;
+  context.use_certificate_chain(asio::buffer(certificate.chain), error);
+  if (error) refuse("the certificate", error);
+  context.use_private_key(asio::buffer(certificate.key), asio::ssl::context::pem, error);
+  if (error) refuse("the key", error);
 }
 
 TlsContext::~TlsContext() = default;

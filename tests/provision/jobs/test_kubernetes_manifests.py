@@ -291,6 +291,10 @@ def test_replicas_are_a_deployment_that_readiness_leads(tmp_path: Path) -> None:
         "grpc": words.grpc_port,
     }
     assert container["readinessProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
+    secure = ServeOptions(arguments=["--tls-cert=/tls/tls.crt", "--tls-key", "/tls/tls.key"])
+    (container,) = pod_of(serving.documents(settled(tmp_path), secure)[1])["containers"]
+    assert {container[name]["httpGet"]["scheme"] for name in ("readinessProbe", "startupProbe")} == {"HTTPS"}
+    (container,) = pod["containers"]
     assert pod["terminationGracePeriodSeconds"] > words.drain_seconds
     assert all(item["readOnly"] for item in container["volumeMounts"] if item["name"] == "shared")
     assert pod["securityContext"]["runAsNonRoot"] is True

@@ -12,7 +12,7 @@ from provision.jobs.backends.kubernetes import manifests, parts, record, resumin
 from provision.jobs.backends.kubernetes.parts import Document
 from provision.jobs.backends.kubernetes.plan import PodPlan
 from provision.jobs.placement import arguments
-from provision.jobs.request import LaunchOptions, ServeOptions
+from provision.jobs.request import LaunchOptions, ServeOptions, scheme
 from provision.jobs.store import Job
 
 ROLE = "replica"
@@ -21,7 +21,6 @@ _SCRIPT = f"""\
 {parts.passing_on('python -m oe_runtime.serve "$@"')}exit "$status"
 """
 _END_SECONDS = 40  # more than --drain-seconds, for a computation that is waited for
-_PROBE = {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
 
 
 def text(job: Job, options: ServeOptions) -> str:
@@ -88,6 +87,8 @@ def _pod(plan: PodPlan, options: ServeOptions, ports: dict[str, int]) -> Documen
             "grpc_port": ports.get("grpc"),
         }
     )
+    secure = {"scheme": "HTTPS"} if scheme(options.arguments) == "https" else {}
+    ready = {"httpGet": {"path": "/v2/health/ready", "port": "http", **secure}}
     words = [str(plan.directory / "run"), *flags, *options.arguments]
     memory = parts.size(settings.worker_memory)
     shared = {"name": "shared", "mountPath": settings.claim_path, "readOnly": True}
@@ -101,8 +102,8 @@ def _pod(plan: PodPlan, options: ServeOptions, ports: dict[str, int]) -> Documen
             "requests": {"cpu": parts.cpus(settings.worker_cpus), "memory": memory},
             "limits": {"memory": memory},
         },
-        "startupProbe": {**_PROBE, "periodSeconds": 5, "failureThreshold": -(-options.start_timeout // 5)},
-        "readinessProbe": {**_PROBE, "periodSeconds": 1, "failureThreshold": 1},
+        "startupProbe": {**ready, "periodSeconds": 5, "failureThreshold": -(-options.start_timeout // 5)},
+        "readinessProbe": {**ready, "periodSeconds": 1, "failureThreshold": 1},
         "securityContext": parts.security(),
         **parts.TELL,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, shared],  # noqa: S108 - the pod's own
