@@ -1,9 +1,6 @@
 #include "oe_runtime/core/table/row_ops.h"
 
 #include <xxhash.h>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 #include <algorithm>
 #include <array>
@@ -12,6 +9,7 @@
 #include <type_traits>
 
 #include "oe_runtime/core/common/half.h"
+#include "oe_runtime/core/common/half_lanes.h"
 #include "oe_runtime/core/initializer/initializer.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
 
@@ -71,55 +69,13 @@ class PlainRows final : public RowOps {
 template <typename Number>
 constexpr bool kIsHalf = !std::is_same_v<Number, float>;
 
-// Eight numbers at once. GCC takes 16 for a loop over halves, which is more than most rows have.
-constexpr uint32_t kLanes = 8;
-using Lanes = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-using HalfLanes = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
-
-template <typename To, typename From>
-To Load(const From* from) noexcept {
-  To lanes;
-  std::memcpy(&lanes, from, sizeof(lanes));
-  return lanes;
-}
-
-// The first n of some halves, n <= kLanes.
-void Store(Lanes halves, size_t n, uint16_t* to) noexcept {
-  const HalfLanes lanes = __builtin_convertvector(halves, HalfLanes);
-  if (n == kLanes) {
-    std::memcpy(to, &lanes, sizeof(lanes));
-  } else {
-    for (size_t i = 0; i < n; ++i) to[i] = lanes[i];
-  }
-}
-
-template <typename Half>
-void UnpackLanes(const uint16_t* from, float* to) noexcept {
-  if constexpr (std::is_same_v<Half, Bfloat16>) {
-    const Lanes bits = __builtin_convertvector(Load<HalfLanes>(from), Lanes) << 16;
-    std::memcpy(to, &bits, sizeof(bits));
-  } else {
-#ifdef __F16C__
-    _mm256_storeu_ps(to, _mm256_cvtph_ps(Load<__m128i>(from)));
-#else
-    for (size_t i = 0; i < kLanes; ++i) to[i] = Half::ToFloat(from[i]);
-#endif
-  }
-}
-
 // n numbers of a row as floats; Number is float, Bfloat16 or Float16.
 template <typename Number>
 void Unpack(const std::byte* row, size_t n, float* values) noexcept {
   if constexpr (!kIsHalf<Number>) {
     if (n > 0) std::memcpy(values, row, n * sizeof(float));
   } else {
-    const auto* from = reinterpret_cast<const uint16_t*>(row);
-    if (n < kLanes) {
-      for (size_t d = 0; d < n; ++d) values[d] = Number::ToFloat(from[d]);
-      return;
-    }
-    for (size_t d = 0; d + kLanes < n; d += kLanes) UnpackLanes<Number>(from + d, values + d);
-    UnpackLanes<Number>(from + n - kLanes, values + n - kLanes);  // some of them again
+    UnpackHalves<Number>(reinterpret_cast<const uint16_t*>(row), n, values);
   }
 }
 
@@ -156,32 +112,62 @@ class RandomLanes {
   const uint32_t high_;
 };
 
-// The weights of a row. Of `values`, kSlack more are read.
-constexpr size_t kSlack = size_t{2} * kLanes;
+// Half::FromBits of numbers without NaN and infinity, and for bfloat16 below the largest, in fewer steps.
 template <typename Half>
-void PackWeights(const float* values, uint32_t n, uint64_t seed, std::byte* row) noexcept {
-  const RandomLanes random(seed);
-  auto* to = reinterpret_cast<uint16_t*>(row);
-  for (uint32_t d = 0; d < n; d += kLanes) {
-    const Lanes halves = Half::template FromBits<Lanes>(Load<Lanes>(values + d), random(d));
-    Store(halves, std::min(kLanes, n - d), to + d);
+Lanes RoundCommon(Lanes bits, Lanes random) noexcept {
+  if constexpr (std::is_same_v<Half, Bfloat16>) {
+    return (bits + (random >> 16)) >> 16;
+  } else {
+    using Ints = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
+    using Floats = float __attribute__((vector_size(kLanes * sizeof(float))));
+    const auto magnitude = reinterpret_cast<Ints>(bits & 0x7FFFFFFF);
+    const auto add = reinterpret_cast<Ints>(random >> (32 - Half::kRandomBits));
+    const auto value = reinterpret_cast<Floats>(magnitude);
+    const Floats most = Floats{} + 0x1p-13F;
+    const Floats units =
+        (value < most ? value : most) * 0x1p24F + __builtin_convertvector(add, Floats) * 0x1p-13F;
+    const Ints largest = Ints{} + 0x7BFF;
+    Ints rounded = (magnitude + add - (112 << 23)) >> 13;
+    rounded = rounded < largest ? rounded : largest;
+    rounded = magnitude < (Ints{} + (113 << 23)) ? __builtin_convertvector(units, Ints) : rounded;
+    return reinterpret_cast<Lanes>(rounded) | (bits >> 16 & 0x8000);
   }
 }
 
-// The state of a row, as weights; but the two halves of a random number serve two values.
+// The largest magnitude of which RoundCommon() is no more the same.
 template <typename Half>
-void PackState(const float* values, uint32_t n, uint64_t seed, std::byte* row) noexcept {
-  static_assert(Half::kRandomBits <= 16);
+constexpr uint32_t kUncommon = std::is_same_v<Half, Bfloat16> ? 0x7F7F0000 : 0x7F800000;
+
+// The numbers of a row, by RandomLanes of `seed`: a random number for each, or, of the state of rows
+// (`shared`), its two halves for two. Of `values`, kSlack more are read.
+constexpr size_t kSlack = size_t{2} * kLanes;
+template <typename Half, bool shared, typename Round>
+uint32_t PackBy(const float* values, uint32_t n, uint64_t seed, uint16_t* to, const Round& round) noexcept {
   const RandomLanes random(seed);
-  auto* to = reinterpret_cast<uint16_t*>(row);
+  Lanes largest{};
+  const auto pack = [&](uint32_t d, Lanes bits) {
+    const auto numbers = LoadLanes<Lanes>(values + d);
+    const Lanes magnitudes = numbers & 0x7FFFFFFF;
+    largest = magnitudes > largest ? magnitudes : largest;
+    StoreHalves(round(numbers, bits), std::min(kLanes, n - d), to + d);
+  };
   for (uint32_t d = 0; d < n; d += 2 * kLanes) {
-    const Lanes bits = random(d / 2);
-    Store(Half::template FromBits<Lanes>(Load<Lanes>(values + d), bits), std::min(kLanes, n - d), to + d);
+    const Lanes bits = random(shared ? d / 2 : d);
+    pack(d, bits);
     if (n - d <= kLanes) break;
-    const Lanes more = (bits ^ bits >> 16) << 16;
-    Store(Half::template FromBits<Lanes>(Load<Lanes>(values + d + kLanes), more),
-          std::min(kLanes, n - d - kLanes), to + d + kLanes);
+    pack(d + kLanes, shared ? (bits ^ bits >> 16) << 16 : random(d + kLanes));
   }
+  uint32_t most = 0;
+  for (uint32_t i = 0; i < kLanes; ++i) most = std::max(most, largest[i]);
+  return most;
+}
+
+template <typename Half, bool shared>
+void Pack(const float* values, uint32_t n, uint64_t seed, std::byte* row) noexcept {
+  static_assert(!shared || Half::kRandomBits <= 16);
+  auto* to = reinterpret_cast<uint16_t*>(row);
+  if (PackBy<Half, shared>(values, n, seed, to, RoundCommon<Half>) < kUncommon<Half>) return;
+  PackBy<Half, shared>(values, n, seed, to, Half::template FromBits<Lanes>);
 }
 
 // Rows whose weights are Weight and whose state is State, one of them a half, the other a half or float.
@@ -277,8 +263,9 @@ class PackedRows final : public RowOps {
       for (size_t i = 0; i < size; ++i) {
         std::byte* row = rows[begin + i];
         const uint64_t seed = Mix64(Mix64(stream_ + keys[begin + i]) + step);
-        if constexpr (kIsHalf<Weight>) PackWeights<Weight>(weights[i], dim, seed, row);
-        if constexpr (kIsHalf<State>) PackState<State>(states[i], state_values, Mix64(~seed), row + state_at);
+        if constexpr (kIsHalf<Weight>) Pack<Weight, false>(weights[i], dim, seed, row);
+        if constexpr (kIsHalf<State>)
+          Pack<State, true>(states[i], state_values, Mix64(~seed), row + state_at);
       }
     }
   }
