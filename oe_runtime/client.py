@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 import oe_runtime._core as _core
 from oe_runtime._core import Group, Pulled
+from oe_runtime.converted import converted
 from oe_runtime.errors import GradientError, OeError, SpecError
 from oe_runtime.rows import Assigned, Bags, Pairs, Rows, warn_of_cap
 from oe_runtime.spec import StorageSpec, TableSpec, Worker, persistence_note
@@ -110,7 +111,7 @@ class Client:
         self._read_ahead = read_ahead
 
     _read_ahead = False
-    _connect: Callable[..., _core.Client] | None = None  # None: the tables are in this process
+    _connect: partial[_core.Client] | None = None  # None: the tables are in this process
 
     restores = False  # whether a checkpoint will replace all rows: models bring none (oe_runtime.job)
     # The optimizers of the tables in the files of that checkpoint, by table (oe_runtime.job).
@@ -192,7 +193,7 @@ class Client:
     def _specs(self) -> dict[int, str]:
         return {table: self._core.spec(table) for table in sorted(self._tables)}
 
-    def _refuse_in_process(self) -> Callable[..., _core.Client]:
+    def _refuse_in_process(self) -> partial[_core.Client]:
         if self._connect is None:
             raise SpecError("this client keeps its tables in this process: it has no servers to connect to")
         return self._connect
@@ -656,17 +657,29 @@ class Client:
         saved: list[dict[str, Any]] = json.loads(self._settled().save(str(Path(directory).absolute()), last))
         return saved
 
-    def restore(self, *directories: str | os.PathLike[str]) -> None:
+    def restore(self, *directories: str | os.PathLike[str], convert: bool = False) -> None:
         """Load every created table from files of ``save``, written by any number of servers.
 
         An increment needs the saves that it builds on: name all in their order, the complete one first
         (``oe_runtime.checkpoint.chain`` finds those of published checkpoints). A server changes nothing
         before it has verified all files. Several workers must all make the same call; the last one restores
         (with ``checkpoint_transfer="wire"``, worker 0 sends the files). Raises ``CheckpointError``.
+
+        With ``convert``, rows and optimizer's states of other dtypes than the tables' become theirs, each
+        number rounded to the nearest; NaN, infinity and a number beyond the new dtype's largest raise
+        ``CheckpointError`` naming table and key. A converted copy lies beside the last directory meanwhile.
+        Workers cannot convert (``SpecError``): run ``oeprov reshard`` once instead.
         """
         self._refuse_change("restore")
-        self.replacements += 1
-        self._settled().restore([str(Path(directory).absolute()) for directory in directories])
+        paths = [str(Path(directory).absolute()) for directory in directories]
+        if convert and self._connect is not None and self._connect.keywords["worker"]:
+            raise SpecError(
+                "restore(convert=True) is not for workers; convert the checkpoint once, by oeprov reshard"
+            )
+        specs = [self.spec(table) for table in self._tables]
+        with converted(paths, specs, self.servers) if convert else contextlib.nullcontext(paths) as found:
+            self.replacements += 1
+            self._settled().restore(found)
 
     def apply_increment(self, directory: str | os.PathLike[str]) -> None:
         """Bring tables of this process, which are not pushed to, from the last restore to an increment.

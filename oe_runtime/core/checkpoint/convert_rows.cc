@@ -87,10 +87,10 @@ void RowConverter::ConvertNumbers(Key key, const std::byte* row, Dtype dtype, si
   const double largest = LargestOf(to_dtype);
   for (size_t i = 0; i < n; ++i) {
     const double value = NumberAt(row + i * WeightBytes(dtype), dtype);
-    if (std::isfinite(value) && std::fabs(value) > largest) {
-      throw CheckpointError("table '" + table_ + "': the row of key " + std::to_string(key) + " has " +
-                            NumberText(value) + ", and the largest number of the new dtype is " +
-                            NumberText(largest));
+    if (!std::isfinite(value) || std::fabs(value) > largest) {
+      throw CheckpointError("table '" + table_ + "': the row of key " +
+                            std::to_string(static_cast<int64_t>(key)) + " has " + NumberText(value) +
+                            ", and the largest number of the new dtype is " + NumberText(largest));
     }
     WriteNumber(value, to_dtype, to + i * WeightBytes(to_dtype));
   }

@@ -19,8 +19,8 @@ class RowConverter {
   RowConverter(const TableSpec& from, const TableSpec& to);
 
   size_t row_bytes() const { return facts_.row_bytes(); }
-  // Writes the row with each number rounded to the nearest. Throws CheckpointError naming table and key for a
-  // number beyond the new dtype's largest.
+  // Writes the row with each number rounded to the nearest. Throws CheckpointError naming table and key for
+  // NaN, infinity and a number beyond the new dtype's largest.
   void Convert(Key key, const std::byte* row, std::byte* to) const;
 
  private:

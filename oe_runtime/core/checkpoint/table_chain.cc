@@ -32,7 +32,11 @@ void CheckSpec(const TableFileInfo& info, const TableSpec& spec, size_t row_byte
     if (difference->field == "dtype") advice = "--dtype " + spec.dtype;
     if (difference->field == "state_dtype") advice = "--state-dtype " + spec.state_dtype;
     if (!advice.empty()) {
-      advice = "; set it back, or convert the checkpoint: oeprov reshard CHECKPOINT --servers N " + advice;
+      advice =
+          "; set it back, or convert the checkpoint: restore(..., convert=True), or oeprov reshard "
+          "CHECKPOINT "
+          "--servers N " +
+          advice;
     }
     throw CheckpointError(info.file + ": '" + difference->field + "' was " + difference->left +
                           " when table '" + info.spec.name + "' was saved, but table '" + spec.name +

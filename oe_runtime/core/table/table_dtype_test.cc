@@ -312,7 +312,8 @@ TEST_P(TableDtypeTest, FilesOfAnotherDtypeAreRefusedByFileAndField) {
     const std::vector<uint64_t> before = Bits(*target);
     EXPECT_EQ(MessageOf<CheckpointError>([&] { target->Restore({file}); }),
               file + ": " + Other(table->spec(), target->spec(), "was", "when table 'C1' was saved, but") +
-                  "; set it back, or convert the checkpoint: oeprov reshard CHECKPOINT --servers N " +
+                  "; set it back, or convert the checkpoint: restore(..., convert=True), or oeprov reshard "
+                  "CHECKPOINT --servers N " +
                   (table->spec().dtype == target->spec().dtype ? "--state-dtype " + target->spec().state_dtype
                                                                : "--dtype " + target->spec().dtype));
     EXPECT_EQ(Bits(*target), before);
