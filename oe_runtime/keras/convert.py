@@ -44,6 +44,7 @@ def distributed_model(
     in_worker: Sequence[str] = (),
     fresh: bool | None = None,
     state_dtype: str | None = None,
+    exchange_dtype: str | None = None,
 ) -> Distributed:
     """Return a model like `model`, with its large embeddings on parameter servers.
 
@@ -61,8 +62,8 @@ def distributed_model(
 
     compile() creates the tables, because their rows keep the optimizer's state. `nonfinite_gradients` handles
     NaN and infinities: "refuse" raises GradientError, "skip" leaves such rows unchanged, "pass" trains them
-    like Keras. `state_dtype="bfloat16"` keeps the optimizer's state of rows in two bytes per number, unless a
-    layer says otherwise.
+    like Keras. `state_dtype="bfloat16"` keeps the optimizer's state of rows in two bytes per number, and
+    `exchange_dtype="bfloat16"` sends gradients of rows so, unless a layer says otherwise.
 
     With `workers`, by default those of the job of `client` (oe_runtime.job), each process trains on its part
     of every batch. The gradients of the mean loss over all parts are applied: `workers` sum the dense ones,
@@ -110,7 +111,8 @@ def distributed_model(
     if not isinstance(model, keras.Model):
         raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
     steps = step_settings(client, pipeline, staleness, micro_batches)
-    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh, state_dtype)
+    dtypes = (state_dtype, exchange_dtype)
+    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh, *dtypes)
     kinds = (Embedding, DistributedModel, Distributed)
     new: Distributed = convert(model, client, workers, settings, kinds, sparse_as_dense_size, explicit)
     return new

@@ -39,7 +39,8 @@ class TableLayer(_Layer):  # type: ignore[misc]
 
     ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
     (output_dim,). Rows have the policy's variable dtype: float32, float64, bfloat16 or float16. `state_dtype`
-    is that of the optimizer's state: "bfloat16", or by default distributed_model's (`oe_runtime.TableSpec`).
+    is that of the optimizer's state, `exchange_dtype` that of gradients on their way to servers: "bfloat16",
+    or by default distributed_model's (`oe_runtime.TableSpec`).
     """
 
     _library: Any  # keras or tf_keras
@@ -60,6 +61,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
         admission: Mapping[str, Any] | None = None,
         eviction: Sequence[Mapping[str, Any]] = (),
         state_dtype: str | None = None,
+        exchange_dtype: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -98,6 +100,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
         self.admission = dict(admission) if admission is not None else None
         self.eviction = [dict(policy) for policy in eviction]
         self.state_dtype = state_dtype
+        self.exchange_dtype = exchange_dtype
         self.initializer_spec(0)
         # The table's first rows, in place of the initializer's.
         self.first_rows: Any = matrices.matrix_of(self.embeddings_initializer, self)
@@ -136,6 +139,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
             dim=self.output_dim,
             dtype=self.variable_dtype,
             state_dtype=self.state_dtype or settings.state_dtype,
+            exchange_dtype=self.exchange_dtype or settings.exchange_dtype,
             index="hash" if self.input_dim == -1 else "array",
             input_dim=max(self.input_dim, 0),
             optimizer=optimizer,
@@ -288,6 +292,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
             "admission": self.admission,
             "eviction": self.eviction,
             "state_dtype": self.state_dtype,
+            "exchange_dtype": self.exchange_dtype,
         }
 
 

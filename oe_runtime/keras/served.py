@@ -40,6 +40,7 @@ class Settings:
     in_worker: Sequence[str] = ()
     fresh: bool | None = None
     state_dtype: str | None = None
+    exchange_dtype: str | None = None
 
 
 @dataclass(frozen=True)

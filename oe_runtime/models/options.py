@@ -27,6 +27,7 @@ class ModelOptions:
     precision: str
     row_precision: str
     state_precision: str
+    exchange_precision: str
     index: str
     admission: dict[str, Any] | None
     eviction: list[dict[str, Any]]
@@ -41,7 +42,8 @@ class ModelOptions:
 
         Raises DataError for its schema, and KeyError for what is missing.
         """
-        config = {"state_precision": "float32", **config}  # of runs of earlier versions
+        # Of runs of earlier versions.
+        config = {"state_precision": "float32", "exchange_precision": "float32", **config}
         values = {one.name: config[one.name] for one in fields(cls) if one.name != "schema"}
         schema = CRITEO  # of theirs
         if "schema" in config:

@@ -120,6 +120,7 @@ def _served_embedding(options: ModelOptions, rows: int, *arguments: Any, **keywo
         *arguments,
         dtype=options.row_precision,
         state_dtype=options.state_precision,
+        exchange_dtype=options.exchange_precision,
         admission=admission,
         eviction=options.eviction,
         **keywords,

@@ -363,6 +363,7 @@ def _add_model(m: argparse._ActionsContainer, t: argparse._ActionsContainer) -> 
     add(m, "precision", "float32")
     add(m, "row_precision", "float32")
     add(m, "state_precision", "float32")
+    add(m, "exchange_precision", "float32")
     add(m, "index", "array")
     add(m, "admission", type=policies.admission, metavar="RULE")
     add(m, "eviction", [], type=policies.eviction, metavar="RULE,…")
@@ -607,5 +608,7 @@ def _check_stock(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
         p.error("--stock: --row-precision is of tables; plain Keras would round the optimizer's state too")
     if a.stock and a.state_precision != "float32":
         p.error("--stock: --state-precision is of tables")
+    if a.stock and a.exchange_precision != "float32":
+        p.error("--stock: --exchange-precision is of tables")
     if a.stock and a.export_rows != "trained":
         p.error("--stock: --export-rows is of tables; plain Keras exports its weights as they are")

@@ -35,6 +35,7 @@ def distributed_model(
     in_worker: Sequence[str] = (),
     fresh: bool | None = None,
     state_dtype: str | None = None,
+    exchange_dtype: str | None = None,
 ) -> Distributed:
     """Return a tf-keras model like `model`, with its large embeddings on parameter servers.
 
@@ -48,7 +49,8 @@ def distributed_model(
         raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
     refuse_strategy()
     steps = step_settings(client, pipeline, staleness, micro_batches)
-    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh, state_dtype)
+    dtypes = (state_dtype, exchange_dtype)
+    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh, *dtypes)
     if getattr(model, "inputs", None):
         _check_additions(model)
     elif isinstance(model, tf_keras.Sequential):

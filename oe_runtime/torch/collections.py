@@ -48,7 +48,7 @@ class EmbeddingConfig:
     (`oe_runtime.TableSpec`), or as `init_fn` fills a tensor (num_embeddings, embedding_dim) in place.
     `data_type` is torch.float32, bfloat16 or float16, or the name of TorchRec or FBGEMM for it. `admission`
     and `eviction` decide which ids get a row and which rows are removed; `state_dtype` is that of the
-    optimizer's state.
+    optimizer's state, `exchange_dtype` that of gradients on their way to servers.
     """
 
     num_embeddings: int
@@ -63,6 +63,7 @@ class EmbeddingConfig:
     admission: Mapping[str, Any] | None = None
     eviction: Sequence[Mapping[str, Any]] = ()
     state_dtype: str | None = None
+    exchange_dtype: str | None = None
 
 
 @dataclass
@@ -512,6 +513,7 @@ def _options(table: Any) -> dict[str, Any]:
         "admission": getattr(table, "admission", None),
         "eviction": getattr(table, "eviction", ()),
         "state_dtype": getattr(table, "state_dtype", None),
+        "exchange_dtype": getattr(table, "exchange_dtype", None),
     }
 
 

@@ -290,6 +290,7 @@ class TableLayer(RowState):
         admission: Mapping[str, Any] | None = None,
         eviction: Sequence[Mapping[str, Any]] = (),
         state_dtype: str | None = None,
+        exchange_dtype: str | None = None,
         spec: TableSpec | None = None,
     ) -> None:
         super().__init__()
@@ -317,6 +318,7 @@ class TableLayer(RowState):
         self.admission = admission
         self.eviction = eviction
         self.state_dtype = state_dtype
+        self.exchange_dtype = exchange_dtype
         self.spec = spec
         self.first_rows = None
         self.are_first_rows_given = self.is_table_private = False
@@ -352,6 +354,7 @@ class TableLayer(RowState):
             input_dim=max(self.num_embeddings, 0),
             dtype=TORCH_DTYPES[self.dtype],
             state_dtype=self.state_dtype,
+            exchange_dtype=self.exchange_dtype,
             optimizer=optimizer,
             initializer={"seed": self.seed, **self.initializer},
             admission=self.admission,
@@ -488,8 +491,8 @@ class Embedding(TableLayer):
     `weight` is a tensor of all rows (`oe_runtime.torch.Rows`) of a layer with a `num_embeddings`.
 
     ids: int64 or int32 of any shape. Output: ids.shape + (embedding_dim,), of `dtype`: float32, float64,
-    bfloat16 or float16, the last two with float32 gradients. `state_dtype` is that of the optimizer's state:
-    "bfloat16", or by default distributed_model's.
+    bfloat16 or float16, the last two with float32 gradients. `state_dtype` is that of the optimizer's state,
+    `exchange_dtype` that of gradients on their way to servers: "bfloat16", or by default distributed_model's.
     """
 
     def forward(self, input: Any) -> Any:

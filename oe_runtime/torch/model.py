@@ -35,6 +35,7 @@ def distributed_model(
     in_worker: Sequence[str] = (),
     fresh: bool | None = None,
     state_dtype: str | None = None,
+    exchange_dtype: str | None = None,
 ) -> Any:
     """Replace the large embeddings of `model` by tables on parameter servers, in place; return `model`.
 
@@ -45,7 +46,8 @@ def distributed_model(
     trained or not, which `distributed_optimizer` sends to the servers; with several processes of
     torch.distributed, those of the first. Make the optimizer after this. Rows of this package's layers start
     from their `initializer`, a function of `seed`, the table's name and the row. `state_dtype="bfloat16"`
-    halves the optimizer's state of rows, unless a layer says otherwise.
+    halves the optimizer's state of rows, `exchange_dtype="bfloat16"` the gradients of rows on their way to
+    servers, unless a layer says otherwise.
 
     Layers at the paths `in_worker` stay unchanged, with everything inside them. A warning names subclasses of
     the two layers, and other large weights, which also stay in this process.
@@ -57,12 +59,7 @@ def distributed_model(
     Raises ValueError naming the layer for what tables do not support (max_norm, scale_grad_by_freq, weights
     shared with another layer, layers inside DistributedDataParallel); the model is unchanged then.
     """
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.parallel.DistributedDataParallel) and _has_embeddings(layer):
-            raise ValueError(
-                f"{f'layer {name!r}' if name else 'the model'} is in DistributedDataParallel already, which "
-                "would keep the embeddings: call distributed_model first, and wrap what it returns"
-            )
+    _refuse_ddp(model)
     kept = _kept_layers(model, in_worker)
     replaced: dict[int, Any] = {}
     for name, layer in model.named_modules():
@@ -90,11 +87,21 @@ def distributed_model(
         layer.seed = seed
         layer.fresh = fresh
         layer.state_dtype = layer.state_dtype or state_dtype
+        layer.exchange_dtype = layer.exchange_dtype or exchange_dtype
         layer.anchor.belong_to(layer, f"layer '{layer.default_name}'")
     _leave_out_of_ddp(model)
     pull_in_forward(model)
     operators.register(model)
     return model
+
+
+def _refuse_ddp(model: Any) -> None:
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.parallel.DistributedDataParallel) and _has_embeddings(layer):
+            raise ValueError(
+                f"{f'layer {name!r}' if name else 'the model'} is in DistributedDataParallel already, which "
+                "would keep the embeddings: call distributed_model first, and wrap what it returns"
+            )
 
 
 def _replace_weights(model: Any, replaced: Mapping[int, Any]) -> None:

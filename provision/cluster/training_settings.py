@@ -131,13 +131,18 @@ class TrainingSettings(Settings):
     )
     row_precision: Annotated[Precision | None, _MODEL] = Field(
         default=None,
-        description="Precision of the tables' weights in memory. bfloat16 halves them; rows on the wire stay "
-        "in float32.",
+        description="Precision of the tables' weights in memory. bfloat16 halves them, and rows on their way "
+        "to workers of other hosts.",
     )
     state_precision: Annotated[Precision | None, _MODEL] = Field(
         default=None,
         description="Precision of the optimizer's state of rows in memory, such as Adagrad's sums. bfloat16 "
         "halves it; with training_row_precision bfloat16, rows take half of their memory.",
+    )
+    exchange_precision: Annotated[Precision | None, _MODEL] = Field(
+        default=None,
+        description="Precision of the gradients of rows on their way to servers of other hosts. "
+        "bfloat16 halves them, rounded to nearest.",
     )
     index: Annotated[Literal["array", "hash"] | None, _MODEL] = Field(
         default=None,

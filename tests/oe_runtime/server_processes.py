@@ -91,13 +91,19 @@ class Servers:
 class Relay:
     """Passes connections on to a server, and tells what clients ask for before it goes on.
 
-    An OSError of `on_request` ends that connection at the server.
+    An OSError of `on_request` ends that connection at the server. `change` has what goes back to clients.
     """
 
-    def __init__(self, endpoint: str, on_request: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        on_request: Callable[[int], None] = lambda op: None,
+        change: Callable[[bytes], bytes] = bytes,
+    ) -> None:
         host, port = endpoint.split(":")
         self._server = (host, int(port))
         self._on_request = on_request
+        self._change = change
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -127,6 +133,6 @@ class Relay:
     def _replies(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 16):
-                client.sendall(data)
+                client.sendall(self._change(data))
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)

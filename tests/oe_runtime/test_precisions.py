@@ -3,16 +3,17 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from server_processes import CACHES, Server
+from server_processes import CACHES, Relay, Server
 
 from oe_runtime import Client, StorageSpec, TableSpec, _core
 from oe_runtime.checkpoint import store
 from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.errors import CheckpointError, SpecError, StorageError
-from oe_runtime.spec import DURABLE, OPTIMIZERS, STORAGES
+from oe_runtime.spec import DURABLE, OPTIMIZERS, STORAGES, Worker
 
 DIM = 9
 KEYS = np.arange(2000, dtype=np.int64) * 7
@@ -166,6 +167,12 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
     other.create_table(single)
     with pytest.raises(CheckpointError, match="'state_dtype' was \"bfloat16\" when table 't' was saved, but"):
         other.restore(tmp_path / "saved")
+    for fields, message in [
+        ({"dtype": "float64"}, "'exchange_dtype' of a float64 table must be float64, not 'bfloat16'"),
+        ({"exchange_dtype": "float16"}, "'exchange_dtype' must be float32 or bfloat16, not 'float16'"),
+    ]:
+        with pytest.raises(SpecError, match=f"^table 'u': {message}$"):
+            client.create_table(TableSpec("u", 4, **{"exchange_dtype": "bfloat16", **fields}))
     for first, second, names in (
         (half, single, '"bfloat16".*not set'),
         (single, half, 'not set.*"bfloat16"'),
@@ -269,3 +276,198 @@ def test_a_killed_server_goes_on_with_the_same_bits(kind, tmp_path):
                     assert_equal(content(client, tables), content(model, tables))
         finally:
             server.end()  # kill -9
+
+
+def wire_specs(dim, **fields):
+    """Tables of every precision, some with counts or with rows that are no halves, in one batch."""
+    counted = {"name": "counter", "filter_freq": 2}
+    more = [
+        {"dtype": "bfloat16", "exchange_dtype": "bfloat16", "admission": counted},
+        {"dtype": "bfloat16", "admission": {**counted, "default_value": 0.1}},
+        {"dtype": "float16", "exchange_dtype": "bfloat16", "admission": {**counted, "default_value": 0.25}},
+        {"exchange_dtype": "bfloat16"},
+        {"dtype": "float16"},
+        {"admission": counted},
+        {"dtype": "float64"},
+        {"dtype": "bfloat16", "state_dtype": "bfloat16", "exchange_dtype": "bfloat16"},
+    ]
+    return [
+        TableSpec(f"t{i}", dim + i % 2, optimizer={"name": "adam"}, **one, **fields)
+        for i, one in enumerate(more)
+    ]
+
+
+def train_batches(client, tables, steps=4):
+    for step in range(steps):
+        random = np.random.default_rng(step)
+        ids = [random.choice(KEYS, 900), random.choice(KEYS, 77)]
+        pulled = client.pull(ids, [(table, i % 2) for i, table in enumerate(tables)])
+        gradients = [
+            random.normal(0, 0.1, (len(g.inverse), g.rows.shape[1])).astype(g.rows.dtype)
+            for g in pulled.groups
+        ]
+        client.push(pulled, gradients, 0.05)
+
+
+@pytest.mark.parametrize("dim", [1, 9, 64])
+def test_two_bytes_on_the_wire_change_no_row(dim, tmp_path):
+    """Over TCP, in shared memory, in one process, and of servers that know only float32."""
+    local = Client.in_process()
+    tables = [local.create_table(spec) for spec in wire_specs(dim)]
+    train_batches(local, tables)
+    wanted = content(local, tables) + [local.pull_rows(table, KEYS) for table in tables]
+    for count, settings in [(1, {}), (2, {}), (1, {"share_memory": False}), (3, {"share_memory": False})]:
+        name = f"{count}-{len(settings)}"
+        servers = [Server(tmp_path / name, index=i, count=count) for i in range(count)]
+        try:
+            with Client([server.endpoint for server in servers], **settings) as client:
+                assert [client.create_table(spec) for spec in wire_specs(dim)] == tables
+                train_batches(client, tables)
+                found = content(client, tables) + [client.pull_rows(table, KEYS) for table in tables]
+                assert_equal(found, wanted)
+        finally:
+            for server in servers:
+                server.end()
+
+
+@pytest.mark.parametrize(("dim", "most"), [(16, 0.56), (64, 0.52)])
+def test_bytes_on_the_wire(dim, most, tmp_path):
+    """As the servers count them; without exchange_dtype, pulls alone are halved."""
+    server = Server(tmp_path)
+    try:
+        used = []
+        for fields in ({}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "exchange_dtype": "bfloat16"}):
+            with Client([server.endpoint], share_memory=False, job=str(len(used))) as client:
+                table = client.create_table(TableSpec("t", dim, **fields))
+                ids = np.arange(20_000)
+
+                def traffic(client=client):
+                    return np.array(
+                        [client.stats()["servers"][0]["traffic"][f"bytes_{way}"] for way in ("in", "out")]
+                    )
+
+                before = traffic()
+                pulled = client.pull([ids], [(table, 0)])
+                client.push(pulled, [np.ones_like(pulled.groups[0].rows)], 0.1)
+                used.append(traffic() - before)
+        single, rows, both = used
+        assert rows[1] <= 0.52 * single[1]
+        assert abs(rows[0] - single[0]) < 200
+        assert both.sum() <= most * single.sum()
+    finally:
+        server.end()
+
+
+def test_servers_that_know_only_float32(tmp_path):
+    """They serve halves as before, and are named where gradients would be."""
+    server = Server(tmp_path)
+    relay = Relay(server.endpoint, change=lambda data: data.replace(b'"halves"', b'"halfes"'))
+    specs = [spec for spec in wire_specs(9) if spec.exchange_dtype is None]
+    local = Client.in_process()
+    tables = [local.create_table(spec) for spec in specs]
+    train_batches(local, tables)
+    try:
+        with Client([relay.endpoint], share_memory=False) as client:
+            for spec in specs:
+                client.create_table(spec)
+            train_batches(client, tables)
+            assert_equal(content(client, tables), content(local, tables))
+            with pytest.raises(SpecError) as refused:
+                client.create_table(TableSpec("t", 9, exchange_dtype="bfloat16"))
+        assert str(refused.value) == (
+            f"server {relay.endpoint} is of a version that takes no bfloat16 gradients; update it, or leave "
+            "out the 'exchange_dtype' of the tables"
+        )
+    finally:
+        relay.close()
+        server.end()
+
+
+def test_workers_with_gradients_in_two_bytes(tmp_path):
+    """The rows of one worker with each gradient once, whichever comes first."""
+    server = Server(tmp_path)
+    spec = TableSpec("t", 9, dtype="bfloat16", exchange_dtype="bfloat16")
+    local = Client.in_process()
+    table = local.create_table(spec)
+    gradients = np.random.default_rng(1).normal(0, 0.1, (len(KEYS), 9)).astype(np.float32)
+    ids = [KEYS[::2], KEYS[1::2]]
+    for _ in range(3):
+        pulled = local.pull([np.concatenate(ids)], [(table, 0)])
+        local.push(pulled, [np.concatenate([gradients[::2], gradients[1::2]])], 0.05)
+    try:
+        workers = [
+            Client([server.endpoint], worker=Worker(rank, 2), share_memory=False, job="two")
+            for rank in range(2)
+        ]
+
+        def work(rank):
+            client = workers[rank]
+            client.create_table(spec)
+            for _ in range(3):
+                pulled = client.pull([ids[rank]], [(table, 0)])
+                client.push(pulled, [gradients[rank::2]], 0.05)
+            return client.pull_rows(table, KEYS)
+
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(work, range(2)))
+        assert_equal(found, [local.pull_rows(table, KEYS)] * 2)
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize("where", ["process", "shared", "wire"])
+def test_a_restore_converts(where, tmp_path):
+    rules = {"optimizer": {"name": "adam"}, "eviction": [{"name": "global_step", "steps_to_live": 2}]}
+    client = Client.in_process(servers=2)
+    table = client.create_table(TableSpec("t", DIM, **rules))
+    saves = [tmp_path / "full", tmp_path / "increment"]
+    train(client, [table], 1, 3)
+    saves[0].mkdir()
+    client.save(saves[0])
+    train(client, [table], 4, 4)
+    saves[1].mkdir()
+    client.save(saves[1], since=saves[0])
+    converted = TableSpec("t", DIM, dtype="bfloat16", state_dtype="bfloat16", **rules)
+    flags = ["--checkpoint-dir", str(tmp_path / "scratch")] if where == "wire" else []
+    server = None if where == "process" else Server(tmp_path / "server", *flags)
+    transfer = {"checkpoint_transfer": "wire"} if where == "wire" else {}
+    other = Client.in_process() if server is None else Client([server.endpoint], **transfer)
+    try:
+        other.create_table(converted)
+        with pytest.raises(
+            CheckpointError, match=r"'dtype' was \"float32\" when table 't' was saved, but table 't' has"
+        ):
+            other.restore(*saves)
+        other.restore(*saves, convert=True)
+        for now, was in zip(content(other, [table]), content(client, [table]), strict=True):
+            np.testing.assert_allclose(now, was, rtol=2**-8, atol=1e-7)
+        assert {path.name for path in tmp_path.iterdir()} <= {"full", "increment", "server", "scratch"}
+        train(other, [table], 5, 6)
+        kept = content(other, [table])
+        for bad, text in ((np.nan, "nan"), (1e39, "1e\\+39")):
+            wide = Client.in_process()
+            of_bad = {"dtype": "float64", "nonfinite_gradients": "pass"}
+            wide.create_table(TableSpec("t", DIM, **rules, **of_bad))
+            wide.assign("t", [-7], np.full((1, DIM), bad))
+            (tmp_path / text[:2]).mkdir()
+            wide.save(tmp_path / text[:2])
+            with pytest.raises(
+                CheckpointError, match=f"^table 't': the row of key -7 has {text}, and the largest"
+            ):
+                other.restore(tmp_path / text[:2], convert=True)
+        assert_equal(content(other, [table]), kept)
+    finally:
+        other.close()
+        if server is not None:
+            server.end()
+
+
+def test_workers_do_not_convert(tmp_path):
+    server = Server(tmp_path)
+    named = "not for workers; convert the checkpoint once, by oeprov reshard"
+    try:
+        client = Client([server.endpoint], worker=Worker(0, 1))
+        with pytest.raises(SpecError, match=named):
+            client.restore(tmp_path, convert=True)
+    finally:
+        server.end()

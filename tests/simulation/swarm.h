@@ -20,7 +20,6 @@ enum class Fault {
   kBreak,
   kPart,
   kKillJob,
-  kLeaveBehind,
   kStopWorker,
 };
 

@@ -25,7 +25,9 @@ struct ServerBatch {
   std::vector<std::byte*> values;       // per entry: where its rows go (pull), where its gradients are (push)
   std::vector<size_t> bytes;            // per entry: how many
   std::vector<const uint32_t*> counts;  // of a push, per entry: of its keys, or nullptr (Table::Push)
-  bool skip = false;                    // nothing goes to this server
+  // Per entry, the dtype of the values if they lose nothing in two bytes each, else kFloat32.
+  std::vector<Dtype> packs;
+  bool skip = false;  // nothing goes to this server
 };
 
 // One server's part of a request for rows by key, in the caller's memory.
@@ -47,6 +49,8 @@ class Backend {
   virtual uint32_t servers() const = 0;
   // The table's id on each server.
   virtual std::vector<uint32_t> CreateTable(const TableSpec& spec) = 0;
+  // Throws SpecError naming a server that takes no gradients of two bytes.
+  virtual void RequireHalves() const {}
   // Memory for values of batches, which suits the way that they take.
   virtual Buffer NewBuffer(size_t bytes) { return Buffer(bytes); }
   // Tells those servers what is going to be pulled that read it ahead (Op::kReadAhead). Of the batches,

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "oe_runtime/core/common/copy_row.h"
+#include "oe_runtime/core/common/half_lanes.h"
 #include "oe_runtime/core/common/unique.h"
 #include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/policy/eviction.h"
@@ -38,6 +39,7 @@ unsigned ThreadsOr(unsigned threads) {
 struct SumWork {
   size_t group;
   size_t table;
+  bool rounds;  // to bfloat16
 };
 
 // Where ids repeat often enough, writing every row once more costs less than a guess for each id whether it
@@ -62,6 +64,16 @@ void SumTable(const BatchPlan& plan, const PlannedGroup& group, size_t table, co
     const size_t first = of_ids.by_example ? l : lookup.offset;
     SumByRow(gradients + first * dim, group.inverse.data() + lookup.offset, lookup.size, dim, sums, seen,
              of_ids.by_example ? lookups : 1);
+  }
+}
+
+// For a table whose gradients travel as bfloat16: in any process, so that rows do not depend on where servers
+// are.
+void RoundSums(const PlannedGroup& group, const PlannedTable& planned, const BatchPlan& plan,
+               std::byte* sums) {
+  for (uint32_t server = 0; server < plan.servers; ++server) {
+    std::byte* of_server = sums + planned.offsets[server] * group.row_bytes();
+    RoundToBfloat16(reinterpret_cast<float*>(of_server), plan.keys[planned.keys].on(server) * group.dim);
   }
 }
 
@@ -138,14 +150,21 @@ std::unique_ptr<Client> Client::Connect(const RemoteOptions& options, unsigned t
 uint32_t Client::CreateTable(const TableSpec& spec) {
   const TableSpec wanted = Complete(spec);
   const std::lock_guard<std::mutex> request(request_mutex_);
-  std::vector<uint32_t> ids = backend_->CreateTable(wanted);
+  Opened table{wanted, {}, PullsHalves(wanted) ? DtypeOf(wanted) : Dtype::kFloat32, Dtype::kFloat32};
+  if (wanted.exchange_dtype == "bfloat16") {
+    backend_->RequireHalves();
+    table.pushes = Dtype::kBfloat16;
+  }
+  TableSpec of_servers = wanted;
+  of_servers.exchange_dtype.clear();
+  table.server_ids = backend_->CreateTable(of_servers);
   const std::lock_guard<std::mutex> lock(tables_mutex_);
   for (auto& [id, opened] : tables_) {
     if (opened.spec.name != wanted.name) continue;
-    opened = {wanted, std::move(ids)};  // others, if another client has dropped the table since
+    opened = std::move(table);  // others, if another client has dropped the table since
     return id;
   }
-  tables_[next_table_] = {wanted, std::move(ids)};
+  tables_[next_table_] = std::move(table);
   return next_table_++;
 }
 
@@ -185,7 +204,7 @@ void Client::SkipTables(uint32_t next) {
 }
 
 std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vector<std::byte*>& groups,
-                                         const std::vector<double>& learning_rates) const {
+                                         const std::vector<double>& learning_rates, bool push) const {
   const std::lock_guard<std::mutex> lock(tables_mutex_);
   std::vector<ServerBatch> batches(plan.servers);
   for (uint32_t server = 0; server < plan.servers; ++server) {
@@ -196,8 +215,10 @@ std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vecto
     for (size_t g = 0; g < plan.groups.size(); ++g) {
       const PlannedGroup& group = plan.groups[g];
       for (const PlannedTable& table : group.tables) {
+        const Opened& opened = Get(table.table);
         batch.entries.push_back(
-            {Get(table.table).server_ids[server], static_cast<uint32_t>(table.keys), learning_rates[g]});
+            {opened.server_ids[server], static_cast<uint32_t>(table.keys), learning_rates[g]});
+        batch.packs.push_back(push ? opened.pushes : opened.pulls);
         batch.values.push_back(groups[g] + table.offsets[server] * group.row_bytes());
         batch.bytes.push_back(plan.keys[table.keys].on(server) * group.row_bytes());
       }
@@ -278,7 +299,7 @@ std::vector<ServerBatch> Client::BatchesToPull(const BatchPlan& plan, std::vecto
   std::vector<std::byte*> places;
   for (Buffer& of_group : *rows) places.push_back(of_group.as<std::byte>());
   const std::vector<double> no_rates(places.size(), 0.0);
-  return Batches(plan, places, no_rates);
+  return Batches(plan, places, no_rates, false);
 }
 
 void Client::PullInto(const BatchPlan& plan, std::vector<Buffer>* rows) {
@@ -406,7 +427,10 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
     begun.push_back(!of_rows.empty() && of_rows[g].given());
     if (begun[g] && bytes > 0) std::memcpy(places[g], of_rows[g].data, bytes);
     if (!begun[g] && !Repeats(plan.groups[g])) seen[g].resize(plan.groups[g].rows);
-    for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) work.push_back({g, t});
+    for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) {
+      const std::lock_guard<std::mutex> lock(tables_mutex_);
+      work.push_back({g, t, Get(plan.groups[g].tables[t].table).pushes == Dtype::kBfloat16});
+    }
   }
   std::map<uint32_t, TableSpec> tables;
   if (servers_ > 1) {  // one server refuses all of a push or nothing by itself
@@ -423,9 +447,10 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
     const auto sum = group.is_float64 ? SumTable<double> : SumTable<float>;
     uint8_t* const of_group = seen[g].empty() ? nullptr : seen[g].data();
     if (of_ids[g].given()) sum(plan, group, work[i].table, of_ids[g], !begun[g], places[g], of_group);
+    if (work[i].rounds) RoundSums(group, planned, plan, places[g]);
     if (servers_ > 1) CheckSums(group, planned, plan, tables.at(planned.table), places[g], &refusing);
   });
-  std::vector<ServerBatch> batches = Batches(plan, places, rates);
+  std::vector<ServerBatch> batches = Batches(plan, places, rates, true);
   const std::vector<std::vector<uint32_t>> counts = AddCounts(plan, &batches);
   // Those that refuse it still get it, alone: they say which gradient it was, and count it.
   if (std::any_of(refusing.begin(), refusing.end(), [](const auto& one) { return one.load(); })) {
@@ -448,6 +473,7 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
     batch.blocks = {{of_server, count}};
     batch.values = {rows};
     batch.bytes = {count * row_bytes};
+    batch.packs = {Get(table).pulls};
     return batch;
   };
   std::vector<ServerBatch> batches;

@@ -159,7 +159,7 @@ class Client {
   // The entries of every server in the order of the groups; `values` points into the given array of each
   // group.
   std::vector<ServerBatch> Batches(const BatchPlan& plan, const std::vector<std::byte*>& groups,
-                                   const std::vector<double>& learning_rates) const;
+                                   const std::vector<double>& learning_rates, bool push) const;
   // Adds to `batches` how often each key is in the lookups, for the tables that count; returns what they
   // point to.
   std::vector<std::vector<uint32_t>> AddCounts(const BatchPlan& plan,
@@ -197,6 +197,8 @@ class Client {
   struct Opened {
     TableSpec spec;
     std::vector<uint32_t> server_ids;  // per server
+    Dtype pulls = Dtype::kFloat32;     // ServerBatch::packs of a pull
+    Dtype pushes = Dtype::kFloat32;    // and of a push
   };
   // Under tables_mutex_. Throws SpecError for an id that was never given, or whose table was dropped.
   const Opened& Get(uint32_t table) const;

@@ -32,6 +32,7 @@ std::vector<TableSpec> Specs() {
     specs.back().dtype = dtype;
   }
   specs.back().admission = {"counter", {{"filter_freq", 2}}};  // pushes bring counts behind the gradients
+  for (const size_t exchanged : {0, 1, 5}) specs[exchanged].exchange_dtype = "bfloat16";
   return specs;
 }
 
@@ -101,10 +102,11 @@ TEST(DtypesTest, ServersGiveTheRowsOfOneProcess) {
   const auto local = Client::InProcess({}, 1, 2);
   TrainAll(local.get());
   const std::vector<std::string> wanted = Rows(local.get());
-  for (const uint32_t count : {1U, 3U}) {
+  for (const auto& [count, shares] : {std::pair{1U, true}, {3U, true}, {1U, false}, {3U, false}}) {
     const TestDirectory directory;
     const TestDirectory of_others;
     Cluster cluster(count, "", directory.path());
+    cluster.remote.share_memory = shares;
     const auto client = Client::Connect(cluster.remote, 2);
     TrainAll(client.get());
     EXPECT_EQ(Rows(client.get()), wanted) << count;
@@ -124,8 +126,8 @@ TEST(DtypesTest, ServersGiveTheRowsOfOneProcess) {
   }
 }
 
-// A peer that orders them otherwise would have doubles read where none are.
-TEST(DtypesTest, RowsOfFloat64BehindOthersAreRefused) {
+// A peer that orders them otherwise would have doubles read where none are; halves come behind all others.
+TEST(DtypesTest, ValuesThatMakeNoSenseAreRefused) {
   ThreadPool pool(1);
   Jobs jobs(Storage::Open({}), {}, &pool, uint64_t{1} << 20);
   Job* const job = jobs.Get("");
@@ -151,6 +153,19 @@ TEST(DtypesTest, RowsOfFloat64BehindOthersAreRefused) {
     EXPECT_EQ(MessageOf<ProtocolError>([&] { serve(op, {{single, 0, 0.1}, {wide, 0, 0.1}}, rest); }),
               "a batch with rows of a float64 table behind others");
     EXPECT_EQ(serve(op, {{wide, 0, 0.1}, {single, 0, 0.1}}, rest), op == Op::kPull ? 36U : 0U);
+  }
+  spec.name = "half";
+  spec.dtype = "bfloat16";
+  const uint32_t half = store.CreateTable(spec);
+  const BatchEntry packed{half, 0, 0.1, BatchEntry::kHalves};
+  EXPECT_EQ(serve(Op::kPull, {packed, {wide, 0, 0.1}, {single, 0, 0.1}}, 0), 42U);
+  EXPECT_EQ(serve(Op::kPush, {packed, {wide, 0, 0.1}, {single, 0, 0.1, BatchEntry::kHalves}}, 36), 0U);
+  EXPECT_EQ(MessageOf<ProtocolError>([&] { serve(Op::kPush, {packed}, 12); }),
+            "a push with 12 bytes of gradients and counts instead of 6");
+  for (const auto& [op, table] : {std::pair{Op::kPull, single}, {Op::kPull, wide}, {Op::kPush, wide}}) {
+    EXPECT_EQ(MessageOf<ProtocolError>(
+                  [&, &op = op, &table = table] { serve(op, {{table, 0, 0.1, BatchEntry::kHalves}}, 0); }),
+              "a batch with values of two bytes each for a table that has longer ones");
   }
 }
 

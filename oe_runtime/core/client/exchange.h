@@ -30,6 +30,7 @@ struct Peer {
   bool counts_changes = false;         // whether it takes RowsRequest::change
   bool places_rows = false;            // whether it takes RowsRequest::placed
   bool cuts = false;                   // whether it takes Op::kCut
+  bool halves = false;                 // whether it takes BatchEntry::kHalves
   uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
   HostWatch host;
 };

@@ -12,6 +12,7 @@
 #include "oe_runtime/core/client/exchange.h"
 #include "oe_runtime/core/client/rounds.h"
 #include "oe_runtime/core/client/transfer.h"
+#include "oe_runtime/core/common/half_lanes.h"
 #include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/wire/errors.h"
 
@@ -115,6 +116,15 @@ class RemoteBackend : public Backend {
     }
     tables_[spec.name] = spec;
     return ids;
+  }
+
+  void RequireHalves() const override {
+    for (const auto& peer : peers_) {
+      if (peer->halves) continue;
+      throw SpecError("server " + peer->endpoint +
+                      " is of a version that takes no bfloat16 gradients; update it, or leave out the "
+                      "'exchange_dtype' of the tables");
+    }
   }
 
   Buffer NewBuffer(size_t bytes) override { return {bytes, arena_}; }
@@ -362,40 +372,52 @@ class RemoteBackend : public Backend {
   void PullRound(const std::vector<ServerBatch>& batches) {
     std::vector<Buffer> heads(batches.size());
     std::vector<Call> calls(batches.size());
+    std::vector<Piece> halves;
     for (size_t s = 0; s < batches.size(); ++s) {
       calls[s].skip = batches[s].skip;
       if (batches[s].skip) continue;
-      const std::vector<BatchEntry> entries = Placed(batches[s], peers_[s]->shared);
+      const std::vector<BatchEntry> entries = Placed(batches[s], *peers_[s], peers_[s]->shared);
       EncodeBatch(entries, batches[s].blocks, &heads[s]);
       calls[s].body = {View(heads[s])};
       calls[s].exact = true;
-      for (const auto& [data, size] : Pieces(batches[s], entries)) {
-        calls[s].into.push_back(asio::buffer(data, size));
+      for (const Piece& piece : Pieces(batches[s], entries)) {
+        calls[s].into.push_back(asio::buffer(piece.data, piece.bytes));
+      }
+      // Into the second half of their place.
+      for (const Piece& piece : HalfPieces(batches[s], entries)) {
+        halves.push_back(piece);
+        calls[s].into.push_back(asio::buffer(piece.data + piece.bytes / 2, piece.bytes / 2));
       }
     }
     RunWhole(Op::kPull, &calls, patience_);
+    pool_->ParallelFor(halves.size(), [&](size_t i) { Widen(halves[i]); });
   }
 
   // `some`: of the same push some tables have been pushed already.
   void PushRound(const std::vector<ServerBatch>& batches, bool some) {
     std::vector<Buffer> heads(batches.size());
+    std::vector<Buffer> halves(batches.size());
     std::vector<Call> calls(batches.size());
     for (size_t s = 0; s < batches.size(); ++s) {
       calls[s].skip = batches[s].skip;
       if (batches[s].skip) continue;
       // What the server keeps until other workers have pushed must be its own.
       const std::vector<BatchEntry> entries =
-          Placed(batches[s], worker_.takes_part() ? 0 : peers_[s]->shared);
+          Placed(batches[s], *peers_[s], worker_.takes_part() ? 0 : peers_[s]->shared);
       EncodeBatch(entries, batches[s].blocks, &heads[s]);
       calls[s].body = {View(heads[s])};
-      for (const auto& [data, size] : Pieces(batches[s], entries)) {
-        calls[s].body.push_back(asio::buffer(data, size));
+      for (const Piece& piece : Pieces(batches[s], entries)) {
+        calls[s].body.push_back(asio::buffer(piece.data, piece.bytes));
       }
       for (size_t i = 0; i < batches[s].counts.size(); ++i) {
         if (batches[s].counts[i] == nullptr) continue;
         const size_t keys = batches[s].blocks[batches[s].entries[i].block].size;
         if (keys > 0) calls[s].body.push_back(asio::buffer(batches[s].counts[i], keys * sizeof(uint32_t)));
       }
+      const std::vector<Piece> pieces = HalfPieces(batches[s], entries);
+      if (pieces.empty()) continue;
+      halves[s] = Narrow(pieces);
+      calls[s].body.push_back(View(halves[s]));
     }
     // A job that goes on without lost workers goes on without what they pushed last.
     const bool tears = !worker_.takes_part() || worker_.stop_when_lost;
@@ -791,8 +813,12 @@ class RemoteBackend : public Backend {
   }
 
   // The entries, with the places of those values that lie in the first `shared` bytes of the shared memory.
-  std::vector<BatchEntry> Placed(const ServerBatch& batch, size_t shared) const {
+  // Of the others, those are of kHalves that lose nothing by it.
+  std::vector<BatchEntry> Placed(const ServerBatch& batch, const Peer& peer, size_t shared) const {
     std::vector<BatchEntry> entries = batch.entries;
+    for (size_t i = 0; peer.halves && i < entries.size(); ++i) {
+      if (IsHalf(batch.packs[i])) entries[i].place = BatchEntry::kHalves;
+    }
     if (arena_ == nullptr || shared == 0) return entries;
     for (size_t i = 0; i < entries.size(); ++i) {
       const std::optional<uint64_t> place = arena_->PlaceOf(batch.values[i]);
@@ -895,23 +921,55 @@ class RemoteBackend : public Backend {
     return replies;
   }
 
-  // What crosses the socket. Parts that lie one after the other in memory, as those of one group do, become
+  // Values of entries that cross the socket and lie one after the other in memory.
+  struct Piece {
+    std::byte* data;
+    size_t bytes;  // here
+    Dtype dtype;
+  };
+
+  // Those of kInline, or of kHalves. Parts that lie one after the other, as those of one group do, become
   // one.
-  static std::vector<std::pair<std::byte*, size_t>> Pieces(const ServerBatch& batch,
-                                                           const std::vector<BatchEntry>& entries) {
-    std::vector<std::pair<std::byte*, size_t>> pieces;
-    const std::byte* end = nullptr;
+  static std::vector<Piece> Pieces(const ServerBatch& batch, const std::vector<BatchEntry>& entries,
+                                   uint64_t place = BatchEntry::kInline) {
+    std::vector<Piece> pieces;
     for (size_t i = 0; i < batch.values.size(); ++i) {
-      const size_t bytes = batch.bytes[i];
-      if (bytes == 0 || entries[i].place != BatchEntry::kInline) continue;
-      if (!pieces.empty() && batch.values[i] == end) {
-        pieces.back().second += bytes;
+      if (batch.bytes[i] == 0 || entries[i].place != place) continue;
+      const Dtype dtype = place == BatchEntry::kHalves ? batch.packs[i] : Dtype::kFloat32;
+      if (!pieces.empty() && pieces.back().dtype == dtype &&
+          batch.values[i] == pieces.back().data + pieces.back().bytes) {
+        pieces.back().bytes += batch.bytes[i];
       } else {
-        pieces.emplace_back(batch.values[i], bytes);
+        pieces.push_back({batch.values[i], batch.bytes[i], dtype});
       }
-      end = batch.values[i] + bytes;
     }
     return pieces;
+  }
+  static std::vector<Piece> HalfPieces(const ServerBatch& batch, const std::vector<BatchEntry>& entries) {
+    return Pieces(batch, entries, BatchEntry::kHalves);
+  }
+
+  // Makes floats of the halves that were read into the second half of the piece.
+  static void Widen(const Piece& piece) {
+    const auto* const halves = reinterpret_cast<const uint16_t*>(piece.data + piece.bytes / 2);
+    auto* const values = reinterpret_cast<float*>(piece.data);
+    const size_t n = piece.bytes / sizeof(float);
+    piece.dtype == Dtype::kBfloat16 ? UnpackHalves<Bfloat16>(halves, n, values)
+                                    : UnpackHalves<Float16>(halves, n, values);
+  }
+
+  // Floats that are bfloat16 already, as these.
+  static Buffer Narrow(const std::vector<Piece>& pieces) {
+    size_t bytes = 0;
+    for (const Piece& piece : pieces) bytes += piece.bytes / 2;
+    Buffer halves(bytes);
+    auto* to = halves.as<uint16_t>();
+    for (const Piece& piece : pieces) {
+      const size_t n = piece.bytes / sizeof(float);
+      PackBfloat16(reinterpret_cast<const float*>(piece.data), n, to);
+      to += n;
+    }
+    return halves;
   }
 
   // Does `work`, and has the servers remove their copies, however it ends.
@@ -956,6 +1014,7 @@ class RemoteBackend : public Backend {
       peers_[i]->counts_changes = reply.value("counts_changes", false);
       peers_[i]->places_rows = reply.value("places_rows", false);
       peers_[i]->cuts = reply.value("cuts", false);
+      peers_[i]->halves = reply.value("halves", false);
       const auto index = reply.value("index", uint64_t{0});
       const auto count = reply.value("count", uint64_t{0});
       if (wire_checkpoints_ && !reply.value("checkpoint_dir", false)) {

@@ -30,6 +30,7 @@ void Add(const ServerBatch& from, size_t i, size_t begin, size_t end, ServerBatc
   to->blocks.push_back({block.keys + begin, end - begin});
   to->values.push_back(from.values[i] + begin * row);
   to->bytes.push_back((end - begin) * row);
+  to->packs.push_back(from.packs.empty() ? Dtype::kFloat32 : from.packs[i]);
   if (from.counts.empty()) return;
   to->counts.push_back(from.counts[i] == nullptr ? nullptr : from.counts[i] + begin);
 }

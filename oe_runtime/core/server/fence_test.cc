@@ -193,12 +193,13 @@ TEST_F(FenceTest, AnAsynchronousPushThatIsAppliedIsAnsweredSo) {
   });
   const std::array<float, 3> gradients = {1, 2, 3};
   Buffer body;
+  Buffer reply;
   std::function<void()> rest;
   const std::vector<PushPart> parts = {{table_, kKeys.data(), kKeys.size(), gradients.data(), 0.5}};
-  EXPECT_TRUE(job_->workers.Push(1, 0, parts, &body, &pass, &rest));
+  EXPECT_TRUE(job_->workers.Push(1, 0, parts, &body, &reply, &pass, &rest));
   EXPECT_EQ(Table()["version"], 1);
   EXPECT_EQ(job_->workers.Stats()["batches"], 1);
-  EXPECT_THROW((void)job_->workers.Push(1, 0, parts, &body, &pass, &rest), WorkerLost);
+  EXPECT_THROW((void)job_->workers.Push(1, 0, parts, &body, &reply, &pass, &rest), WorkerLost);
   pass.Release();
   job_->workers.Leave(2);
 }

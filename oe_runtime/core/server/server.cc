@@ -70,6 +70,7 @@ class Server::Impl {
     context_.hello["counts_changes"] = true;
     context_.hello["places_rows"] = true;
     context_.hello["cuts"] = true;
+    context_.hello["halves"] = true;
     context_.shares = options.tls != TlsMode::kOn;
     context_.stats = [this] { return Stats().dump(); };
     context_.on_shutdown = [this] {

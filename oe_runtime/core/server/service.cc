@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "oe_runtime/core/common/half_lanes.h"
+
 namespace oe {
 namespace {
 
@@ -54,7 +56,7 @@ std::string AbsolutePath(const json& value) {
 
 // Where values of a table lie in the client's memory.
 std::byte* SharedValues(const Session& session, uint32_t table, uint64_t place, uint64_t bytes) {
-  const size_t unit = session.job->store.IsFloat64(table) ? sizeof(double) : sizeof(float);
+  const size_t unit = ValueBytes(session.job->store.DtypeOf(table));
   if (place % unit != 0 || bytes > session.shared_size || place > session.shared_size - bytes) {
     throw ProtocolError("values at place " + std::to_string(place) + " of shared memory of " +
                         std::to_string(session.shared_size) + " bytes");
@@ -62,36 +64,60 @@ std::byte* SharedValues(const Session& session, uint32_t table, uint64_t place, 
   return session.shared + place;
 }
 
-// How many bytes of rows the entries have in the message or its reply; bounded, together with those in shared
-// memory, so that they can neither overflow nor exhaust the memory.
-size_t CountBytes(const Session& session, const BatchView& batch) {
+// Bytes of rows that the entries have in the message or its reply.
+struct InLine {
+  size_t values = 0;
+  size_t halves = 0;  // of those of kHalves, which come last
+};
+
+// Bounded, together with those in shared memory, so that they can neither overflow nor exhaust the memory.
+InLine CountBytes(const Session& session, const BatchView& batch, bool push) {
   const Store& store = session.job->store;
   uint64_t bytes = 0;
-  uint64_t in_line = 0;
+  InLine in_line;
   for (const BatchEntry& entry : batch.entries) {
     const uint64_t of_entry = batch.blocks[entry.block].size * store.WireBytes(entry.table);
     bytes += of_entry;
     if (bytes > kMaxBody) {
       throw ProtocolError("a batch of more than " + std::to_string(kMaxBody) + " bytes of rows");
     }
+    const Dtype dtype = store.DtypeOf(entry.table);
+    if (entry.place == BatchEntry::kHalves) {
+      if (push ? dtype == Dtype::kFloat64 : !IsHalf(dtype)) {
+        throw ProtocolError("a batch with values of two bytes each for a table that has longer ones");
+      }
+      in_line.halves += of_entry / 2;
+      continue;
+    }
     if (entry.place != BatchEntry::kInline) {
       (void)SharedValues(session, entry.table, entry.place, of_entry);
       continue;
     }
-    if (in_line % sizeof(double) != 0 && store.IsFloat64(entry.table)) {
+    if (in_line.values % sizeof(double) != 0 && dtype == Dtype::kFloat64) {
       throw ProtocolError("a batch with rows of a float64 table behind others");
     }
-    in_line += of_entry;
+    in_line.values += of_entry;
   }
-  return static_cast<size_t>(in_line);
+  return in_line;
 }
+
+// Where the next values of entries are that do not lie in shared memory.
+template <typename Byte>
+struct Next {
+  Byte* values;
+  Byte* halves;
+  size_t half_bytes;  // of a number there
+};
 
 // Where the values of an entry are; those in the message or its reply come one after the other.
 template <typename Byte>
-Byte* ValuesOf(const Session& session, const BatchEntry& entry, const KeyBlock& block, Byte** next) {
+Byte* ValuesOf(const Session& session, const BatchEntry& entry, const KeyBlock& block, Next<Byte>* next) {
   const uint64_t bytes = block.size * session.job->store.WireBytes(entry.table);
+  if (entry.place == BatchEntry::kHalves) {
+    return std::exchange(next->halves, next->halves + bytes / sizeof(float) * next->half_bytes);
+  }
   if (entry.place != BatchEntry::kInline) return SharedValues(session, entry.table, entry.place, bytes);
-  return std::exchange(*next, *next + bytes);
+  return std::exchange(next->values, next->values + bytes);
 }
 
 // From now on the client may change tables, even if others went back before.
@@ -108,14 +134,17 @@ bool ServePull(const Session& session, Bytes body, Buffer* reply, Pass* pass) {
   const BatchView batch = ParseBatch(body);
   if (batch.rest.size != 0)
     throw ProtocolError("a pull with " + std::to_string(batch.rest.size) + " bytes too many");
-  reply->Resize(CountBytes(session, batch));
-  auto* next = reply->as<std::byte>();
+  const InLine bytes = CountBytes(session, batch, false);
+  reply->Resize(bytes.values + bytes.halves);
+  auto* const values = reply->as<std::byte>();
+  Next<std::byte> next{values, values + bytes.values, sizeof(uint16_t)};
   std::vector<PullPart> parts;
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
     const KeyBlock& block = batch.blocks[entry.block];
     std::byte* const rows = ValuesOf(session, entry, block, &next);
-    parts.push_back({entry.table, block.keys, block.size, rows, 0, nullptr});
+    parts.push_back(
+        {entry.table, block.keys, block.size, rows, 0, nullptr, entry.place == BatchEntry::kHalves});
   }
   if (!session.job->store.LockPull(parts, pass)) return false;
   session.job->store.PullLocked(parts);
@@ -126,22 +155,27 @@ Served ServePush(const Session& session, Buffer* body, Buffer* reply, Pass* pass
                  std::function<void()>* rest) {
   Store* const store = &session.job->store;
   const BatchView batch = ParseBatch({body->data(), body->size()});
-  const size_t bytes = CountBytes(session, batch);
+  const InLine bytes = CountBytes(session, batch, true);
   uint64_t counts_size = 0;
   for (const BatchEntry& entry : batch.entries) {
     if (store->Counts(entry.table)) counts_size += batch.blocks[entry.block].size;
-    if (session.worker && entry.place != BatchEntry::kInline) {
+    if (session.worker && entry.place < BatchEntry::kHalves) {
       throw ProtocolError("a worker's push with gradients in shared memory");
     }
   }
-  const uint64_t expected = bytes + counts_size * sizeof(uint32_t);
+  const uint64_t expected = bytes.values + counts_size * sizeof(uint32_t) + bytes.halves;
   if (batch.rest.size != expected) {
     throw ProtocolError("a push with " + std::to_string(batch.rest.size) +
                         " bytes of gradients and counts instead of " + std::to_string(expected));
   }
   // 8-byte aligned, as everything before it comes in eights.
-  const auto* next = reinterpret_cast<const std::byte*>(batch.rest.data);
-  const auto* counts = reinterpret_cast<const uint32_t*>(next + bytes);
+  const auto* const values = reinterpret_cast<const std::byte*>(batch.rest.data);
+  const auto* counts = reinterpret_cast<const uint32_t*>(values + bytes.values);
+  // The reply is empty, and has the memory (ReplyBytes) for gradients that came in two bytes each.
+  reply->Resize(2 * bytes.halves);
+  UnpackHalves<Bfloat16>(reinterpret_cast<const uint16_t*>(counts + counts_size),
+                         bytes.halves / sizeof(uint16_t), reply->as<float>());
+  Next<const std::byte> next{values, reply->as<std::byte>(), sizeof(float)};
   std::vector<PushPart> parts;
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
@@ -154,7 +188,7 @@ Served ServePush(const Session& session, Buffer* body, Buffer* reply, Pass* pass
     }
   }
   if (session.worker) {
-    if (!session.job->workers.Push(session.client, session.seen, parts, body, pass, rest)) {
+    if (!session.job->workers.Push(session.client, session.seen, parts, body, reply, pass, rest)) {
       return Served::kLater;
     }
   } else {
@@ -553,7 +587,10 @@ bool IsOrdered(const Session& session, Op op) {
 }
 
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
-  if (op == Op::kPull) return CountBytes(session, ParseBatch(body));
+  if (op == Op::kPull || op == Op::kPush) {
+    const InLine bytes = CountBytes(session, ParseBatch(body), op == Op::kPush);
+    return op == Op::kPull ? bytes.values + bytes.halves : 2 * bytes.halves;
+  }
   if (op == Op::kKeys) {
     // As keys, and then as the reply. Those that come until it is served are not in it.
     const KeysRequest request = ParseKeysRequest(body);

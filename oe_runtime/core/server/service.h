@@ -38,8 +38,9 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later);
 // of batches, which the workers order.
 bool IsOrdered(const Session& session, Op op);
 
-// How many bytes the reply to a pull will have, without what goes to shared memory; 0 for other requests, of
-// which most have short ones. Throws as Serve does.
+// How many bytes the reply to a pull will have, without what goes to shared memory, and those that a push
+// takes to widen gradients of two bytes; 0 for other requests, of which most have short replies. Throws as
+// Serve does.
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body);
 
 // Whether serving it may take long or wait for long, so that it needs a thread of its own: what writes or

@@ -290,15 +290,15 @@ std::vector<std::string> Store::TableNames() const {
 size_t Store::WireBytes(uint32_t table) const {
   const std::shared_ptr<Table> of = Get(table);
   const TableSpec& spec = of->spec();
-  return spec.dim * ValueBytes(DtypeOf(spec));
+  return spec.dim * ValueBytes(oe::DtypeOf(spec));
 }
 
 size_t Store::StateBytes(uint32_t table) const {
   const std::shared_ptr<Table> of = Get(table);
-  return of->state_values() * ValueBytes(DtypeOf(of->spec()));
+  return of->state_values() * ValueBytes(oe::DtypeOf(of->spec()));
 }
 
-bool Store::IsFloat64(uint32_t table) const { return DtypeOf(Get(table)->spec()) == Dtype::kFloat64; }
+Dtype Store::DtypeOf(uint32_t table) const { return oe::DtypeOf(Get(table)->spec()); }
 
 bool Store::Counts(uint32_t table) const {
   const std::shared_ptr<Table> of = Get(table);
@@ -415,7 +415,8 @@ void Store::PullLocked(const std::vector<PullPart>& parts) {
     keys += parts[i].size;
   }
   pool_->ParallelFor(parts.size(), [&](size_t i) {
-    tables[i]->Pull(parts[i].keys, parts[i].size, parts[i].values, pool_, Table::Lock::kHeld);
+    tables[i]->Pull(parts[i].keys, parts[i].size, parts[i].values, pool_, Table::Lock::kHeld,
+                    parts[i].packed);
   });
   pulls_.fetch_add(1, std::memory_order_relaxed);
   pulled_keys_.fetch_add(keys, std::memory_order_relaxed);
@@ -478,7 +479,8 @@ void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
   std::vector<PushPart> parts(tables.size());
   pool_->ParallelFor(tables.size(), [&](size_t i) {
     const uint32_t table = tables[i].front().table;
-    parts[i] = sums[i].Sum(tables[i], Get(table)->spec().dim, IsFloat64(table), Counts(table));
+    parts[i] =
+        sums[i].Sum(tables[i], Get(table)->spec().dim, DtypeOf(table) == Dtype::kFloat64, Counts(table));
   });
   Check(parts);
   PushLocked(parts);

@@ -31,6 +31,7 @@ struct TablePart {
   Value* values = nullptr;  // size * dim floats, or doubles of a float64 table
   double learning_rate = 0;
   const uint32_t* counts = nullptr;  // of a push, see Table::Push
+  bool packed = false;               // of a pull, see Table::Pull
 };
 using PullPart = TablePart<void>;
 using PushPart = TablePart<const void>;
@@ -56,7 +57,7 @@ class Store {
   size_t WireBytes(uint32_t table) const;
   // The same of the optimizer's state.
   size_t StateBytes(uint32_t table) const;
-  bool IsFloat64(uint32_t table) const;
+  Dtype DtypeOf(uint32_t table) const;
   // Whether pushes to the table bring counts (policy/policy_spec.h).
   bool Counts(uint32_t table) const;
 

@@ -84,8 +84,8 @@ class Workers {
   // another learning rate than other workers', and as Store::Push. False if it has to wait, as `pass` says:
   // nothing has happened then. What has to be applied and would have to wait goes to *rest, to be called
   // before the worker is answered, on a thread that may wait.
-  bool Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body, Pass* pass,
-            std::function<void()>* rest);
+  bool Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body,
+            Buffer* gradients, Pass* pass, std::function<void()>* rest);
   // Calls `go` for the first of the workers whose kGoBack was Ready; for the others does what that came to.
   void GoBack(uint64_t client, const std::function<void()>& go);
 
@@ -125,6 +125,7 @@ class Workers {
   };
   struct Body {
     Buffer bytes;
+    Buffer gradients;  // those that came in two bytes each
     Budget::Share share;
   };
   struct Held {
@@ -182,7 +183,7 @@ class Workers {
   void WakeReady();
   void WakeGoingBack();
   void Forget();
-  void Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* body);
+  void Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* body, Buffer* gradients);
   // Takes the pushes of all complete batches; no other thread does. Apply must follow.
   Batch TakeComplete();
   // False if it cannot have the locks, and `pass` is impatient.

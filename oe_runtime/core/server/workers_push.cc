@@ -39,7 +39,7 @@ bool Workers::Complete(const Table& table, std::optional<uint32_t> with) const {
 }
 
 bool Workers::Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body,
-                   Pass* pass, std::function<void()>* rest) {
+                   Buffer* gradients, Pass* pass, std::function<void()>* rest) {
   bool synchronous = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -65,7 +65,7 @@ bool Workers::Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& 
   store_->Check(parts);
   Batch complete;
   Change([&] {
-    Hold(RankOf(client), parts, body);
+    Hold(RankOf(client), parts, body, gradients);
     complete = TakeComplete();
   });
   Pass impatient = Pass::Impatient();
@@ -78,7 +78,7 @@ bool Workers::Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& 
   return true;
 }
 
-void Workers::Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* body) {
+void Workers::Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* body, Buffer* gradients) {
   if (const std::exception_ptr problem = MayNotPush(rank)) std::rethrow_exception(problem);
   std::set<uint32_t> seen;
   bool completes = true;
@@ -98,7 +98,7 @@ void Workers::Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* bo
   }
   const auto held = std::make_shared<Body>();
   if (!completes) {
-    auto share = held_->Try(body->capacity());
+    auto share = held_->Try(body->capacity() + gradients->capacity());
     if (!share) {
       throw Error(Names({rank}) +
                   ": the server has no memory to hold this push until the others' are there; " +
@@ -107,6 +107,7 @@ void Workers::Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* bo
     held->share = std::move(*share);
   }
   held->bytes = std::move(*body);
+  held->gradients = std::move(*gradients);
   for (const PushPart& part : parts) tables_[part.table].held[rank] = {held, part};
   pushed_ = true;
 }

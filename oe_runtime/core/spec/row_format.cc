@@ -1,11 +1,20 @@
 #include "oe_runtime/core/spec/row_format.h"
 
+#include "oe_runtime/core/common/half.h"
 #include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/storage/storage.h"
 
 namespace oe {
 
 size_t RowFormat::weight_bytes() const { return RoundUp(dim * WeightBytes(dtype), ValueBytes(dtype)); }
+
+bool PullsHalves(const TableSpec& spec) {
+  const Dtype dtype = DtypeOf(spec);
+  if (!IsHalf(dtype) || spec.admission.name.empty()) return IsHalf(dtype);
+  const auto value = static_cast<float>(spec.admission.params.at("default_value"));
+  return (dtype == Dtype::kBfloat16 ? Bfloat16::ToFloat(Bfloat16::Nearest(value))
+                                    : Float16::ToFloat(Float16::Nearest(value))) == value;
+}
 
 RowFormat FormatOf(const TableSpec& spec) {
   RowFormat format;

@@ -27,7 +27,10 @@ struct RowFormat {
   size_t weight_bytes() const;
 };
 
-// `spec` must be complete.
+// Whether pulls of the table may bring its weights in two bytes each: where what keys without a row read is
+// a half too. `spec` must be complete, here and below.
+bool PullsHalves(const TableSpec& spec);
+
 RowFormat FormatOf(const TableSpec& spec);
 
 }  // namespace oe

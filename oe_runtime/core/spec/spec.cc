@@ -130,6 +130,17 @@ void CheckStateDtype(const TableSpec& spec) {
   }
 }
 
+// Of a complete spec, but for the type of gradients.
+void CheckExchangeDtype(const TableSpec& spec) {
+  if (spec.exchange_dtype.empty()) return;
+  if (spec.dtype == "float64") {
+    Refuse(spec, "'exchange_dtype' of a float64 table must be float64, not '" + spec.exchange_dtype + "'");
+  }
+  if (spec.exchange_dtype != "bfloat16") {
+    Refuse(spec, "'exchange_dtype' must be float32 or bfloat16, not '" + spec.exchange_dtype + "'");
+  }
+}
+
 }  // namespace
 
 TableSpec Complete(const TableSpec& spec) {
@@ -157,6 +168,7 @@ TableSpec Complete(const TableSpec& spec) {
     Refuse(spec, "'nonfinite_gradients' must be refuse, skip or pass, not '" + policy + "'");
   }
   if (spec.state_dtype.empty()) complete.state_dtype = DefaultStateDtype(spec);
+  if (spec.exchange_dtype == DefaultStateDtype(spec)) complete.exchange_dtype.clear();
   try {
     complete.optimizer = Complete(spec.optimizer);
     complete.initializer = Initializer::Complete(spec.initializer);
@@ -166,6 +178,7 @@ TableSpec Complete(const TableSpec& spec) {
     Refuse(spec, error.what());
   }
   CheckStateDtype(complete);
+  CheckExchangeDtype(complete);
   return complete;
 }
 
@@ -218,6 +231,7 @@ void to_json(json& json, const TableSpec& spec) {
           {"initializer", initializer},  {"nonfinite_gradients", spec.nonfinite_gradients}};
   // Left out where there are none, so that such tables' files and pools stay what they were.
   if (spec.state_dtype == "bfloat16") json["state_dtype"] = spec.state_dtype;
+  if (spec.exchange_dtype == "bfloat16") json["exchange_dtype"] = spec.exchange_dtype;
   if (!spec.admission.name.empty()) json["admission"] = Flat(spec.admission.name, spec.admission.params);
   for (const EvictionSpec& eviction : spec.eviction) {
     nlohmann::json one = Flat(eviction.name, eviction.params);
@@ -233,6 +247,7 @@ void from_json(const json& json, TableSpec& spec) {
   read.dim = static_cast<uint32_t>(fields.Unsigned("dim", kLargestDim));
   if (fields.Has("dtype")) read.dtype = fields.String("dtype");
   if (fields.Has("state_dtype")) read.state_dtype = fields.String("state_dtype");
+  if (fields.Has("exchange_dtype")) read.exchange_dtype = fields.String("exchange_dtype");
   if (fields.Has("index")) read.index = fields.String("index");
   if (fields.Has("input_dim")) {
     read.input_dim = fields.Unsigned("input_dim", std::numeric_limits<uint64_t>::max());
@@ -258,8 +273,8 @@ void from_json(const json& json, TableSpec& spec) {
   }
   if (fields.Has("eviction")) read.eviction = ReadEviction(fields.Take("eviction"));
   fields.End(
-      "name, dim, dtype, state_dtype, index, input_dim, optimizer, initializer, nonfinite_gradients, "
-      "admission, eviction");
+      "name, dim, dtype, state_dtype, exchange_dtype, index, input_dim, optimizer, initializer, "
+      "nonfinite_gradients, admission, eviction");
   spec = std::move(read);
 }
 

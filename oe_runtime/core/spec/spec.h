@@ -26,6 +26,10 @@ struct TableSpec {
   // Of the optimizer's state: "float32" or "bfloat16", but "float64" for float64. Empty: not "bfloat16". In
   // JSON, only where it is "bfloat16".
   std::string state_dtype = "";
+  // Of gradients on their way to the servers: "float32" or "bfloat16", to which clients round them to
+  // nearest; "float64" for float64. Empty: not "bfloat16". Of clients only: servers, their files and pools
+  // never see it. In JSON, only where it is "bfloat16".
+  std::string exchange_dtype = "";
   std::string index = "hash";  // "hash": any key; "array": keys [0, input_dim)
   uint64_t input_dim = 0;      // array: number of keys; hash: 0
   OptimizerSpec optimizer;

@@ -29,10 +29,11 @@ TEST(SpecTest, JsonRoundTrip) {
 
 TEST(SpecTest, RefusesByField) {
   EXPECT_EQ(Refusal(R"({"dim": 9})"), "the field 'name' is missing");
-  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "rows": 3})"),
-            "unknown field 'rows'; the fields are name, dim, dtype, state_dtype, index, input_dim, "
-            "optimizer, initializer, "
-            "nonfinite_gradients, admission, eviction");
+  EXPECT_EQ(
+      Refusal(R"({"name": "t", "dim": 9, "rows": 3})"),
+      "unknown field 'rows'; the fields are name, dim, dtype, state_dtype, exchange_dtype, index, input_dim, "
+      "optimizer, initializer, "
+      "nonfinite_gradients, admission, eviction");
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 1.5})"),
             "the field 'dim' must be a whole number between 0 and 65536, not 1.5");
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "initializer": {"name": "zeros", "seed": -1}})"),

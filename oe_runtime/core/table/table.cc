@@ -303,16 +303,16 @@ Table::Plan Table::MakePlan(const Key* keys, size_t n) const {
 
 // Keys are looked up by internal shard, a piece of the batch at a time, and the rows copied in the order of
 // the keys: what is written is then written in order.
-void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor, Lock locked) const {
+void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor, Lock locked, bool packed) const {
   std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::defer_lock);
   if (locked == Lock::kTake) content_lock.lock();
   std::atomic<size_t> refused{n};
   const size_t pieces = (n + kPiece - 1) / kPiece;
+  const size_t bytes = packed ? spec_.dim * sizeof(uint16_t) : ops_->format().value_bytes();
   const auto pull = [&](size_t piece) {
     const size_t begin = n * piece / pieces;
     const size_t size = n * (piece + 1) / pieces - begin;
-    const size_t good =
-        PullPiece(keys + begin, size, static_cast<std::byte*>(out) + begin * ops_->format().value_bytes());
+    const size_t good = PullPiece(keys + begin, size, static_cast<std::byte*>(out) + begin * bytes, packed);
     if (good == size) return;
     size_t first = refused.load();
     while (begin + good < first && !refused.compare_exchange_weak(first, begin + good)) {
@@ -328,7 +328,7 @@ void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor, Lock 
 
 // n <= kPiece keys; how many come before the first that is to be refused, if there is one: then nothing was
 // written.
-size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
+size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out, bool packed) const {
   // Read-only clients send ids without deduplication, mostly of few keys: each key is looked up once. With a
   // cache each id is, since the cache counts reads.
   const bool once = !content_->store().counts_reads() && RepeatMuch(keys, n);
@@ -336,15 +336,18 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
   const size_t good = OrderByShard(keys, n, once, [this](Key key) { return InternalShard(key); }, &piece);
   if (good < n) return good;
   FindRows(content_->shards, &piece);
-  const size_t bytes = ops_->format().value_bytes();
-  const bool half = IsHalf(ops_->format().dtype);
+  const size_t bytes = packed ? spec_.dim * sizeof(uint16_t) : ops_->format().value_bytes();
+  const bool unpack = IsHalf(ops_->format().dtype) && !packed;
+  const bool words = bytes % sizeof(uint32_t) == 0;
   CopyRows(n, ops_->format().state_at, &piece, [&](size_t i, const std::byte* row) {
     if (row == nullptr) {
-      FillMissing(keys[i], out + i * bytes);
-    } else if (half) {
+      packed ? PackMissing(keys[i], out + i * bytes) : FillMissing(keys[i], out + i * bytes);
+    } else if (unpack) {
       ops_->Read(row, out + i * bytes);
-    } else {
+    } else if (words) {
       CopyRow(row, out + i * bytes, bytes);
+    } else {
+      std::memcpy(out + i * bytes, row, bytes);
     }
   });
   if (!piece.reads.entries().empty()) {

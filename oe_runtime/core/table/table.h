@@ -93,9 +93,10 @@ class Table {
 
   // Writes the weights of n keys (duplicates allowed) to out[n * dim], row after row. Never inserts: a key
   // without a row reads its initializer's value, or the default_value of spec().admission. Throws
-  // KeyRangeError (array) and SpecError for a key of another server.
-  void Pull(const Key* keys, size_t n, void* out, Executor* executor = nullptr,
-            Lock locked = Lock::kTake) const;
+  // KeyRangeError (array) and SpecError for a key of another server. `packed`: of a table of halves, as the
+  // rows have them, in two bytes each.
+  void Pull(const Key* keys, size_t n, void* out, Executor* executor = nullptr, Lock locked = Lock::kTake,
+            bool packed = false) const;
 
   // For dram_ssd: reads rows from the drive that are not in DRAM, for a Pull of the same keys that comes
   // soon. Only where the keys take at most a quarter of the cache, and not while the table is saved or
@@ -267,7 +268,7 @@ class Table {
   bool ScrubLog(ScrubPosition* position, uint64_t* bytes);
   void RequireWhole() const;
   Plan MakePlan(const Key* keys, size_t n) const;
-  size_t PullPiece(const Key* keys, size_t n, std::byte* out) const;
+  size_t PullPiece(const Key* keys, size_t n, std::byte* out, bool packed) const;
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;
   void PushFinite(const Key* keys, size_t n, const std::byte* grads, double learning_rate, Executor* executor,
@@ -282,6 +283,7 @@ class Table {
   void RecoverFilter(std::optional<uint64_t> id, const std::function<void()>& recover_rows);
   std::array<uint64_t, kParts> ShareOfCap() const;
   void FillMissing(Key key, std::byte* out) const;
+  void PackMissing(Key key, std::byte* out) const;
   void AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t shard, const uint32_t* counts,
                    uint32_t* numbers);
   void AddAssigned(const Plan& plan, size_t begin, size_t end, uint32_t shard, uint32_t* numbers,

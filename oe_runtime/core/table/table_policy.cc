@@ -143,6 +143,19 @@ void Table::FillMissing(Key key, std::byte* out) const {
   }
 }
 
+// The same as halves. These are the values themselves: see PullsHalves().
+void Table::PackMissing(Key key, std::byte* out) const {
+  constexpr size_t kOnStack = 4096;
+  if (spec_.dim <= kOnStack) {
+    std::array<float, kOnStack> values;
+    FillMissing(key, reinterpret_cast<std::byte*>(values.data()));
+    return ops_->Write(values.data(), out);
+  }
+  std::vector<float> values(spec_.dim);
+  FillMissing(key, reinterpret_cast<std::byte*>(values.data()));
+  ops_->Write(values.data(), out);
+}
+
 // numbers[begin .. end): the rows of the keys of an internal shard, kNoRow for those that get none. The
 // caller holds the shard's lock, and with a cap no other push runs.
 void Table::AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t shard, const uint32_t* counts,

@@ -16,7 +16,7 @@ namespace oe {
 // Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, since version 6
 // {version}, with a server that would share memory {nonce} (wire/shared_memory.h), and bools: reads_ahead,
 // whether it takes Op::kReadAhead, counts_changes, whether RowsRequest::change, places_rows, whether
-// RowsRequest::placed, cuts, whether Op::kCut.
+// RowsRequest::placed, cuts, whether Op::kCut, halves, whether BatchEntry::kHalves.
 struct Hello {
   uint16_t version = 0;  // the newest that the client speaks (frame.h)
   std::string token;
@@ -49,16 +49,22 @@ ErrorBody ParseError(Bytes body);
 //   push only: for each entry whose table counts (policy/policy_spec.h), keys x uint32:
 //              how often each key was
 //              in the client's batch
+//   push only: for each entry of kHalves, keys x dim bfloat16
 //
-// The reply to a pull is, for each entry, keys x dim values; the reply to a push is empty. So that all values
-// are aligned, entries of float64 tables come first. A worker's may wait for other workers'
-// (server/workers.h).
+// The reply to a pull is, for each entry, keys x dim values, and behind them those of kHalves; the reply to a
+// push is empty. So that all values are aligned, entries of float64 tables come first. A worker's may wait
+// for other workers' (server/workers.h).
 //
 // An entry whose place is not kInline has its values there in the memory that the client shares
 // (wire/shared_memory.h), aligned as values are, instead of in the message or the reply. Not in a worker's
 // push, which is kept beyond its reply.
+//
+// An entry whose place is kHalves has its values in the message or the reply, in two bytes each: in a pull as
+// the rows of a bfloat16 or float16 table have them; in a push as bfloat16, of any table but a float64 one.
+// Only for servers whose reply to the hello says that they take it.
 struct BatchEntry {
   static constexpr uint64_t kInline = ~uint64_t{0};
+  static constexpr uint64_t kHalves = kInline - 1;
   uint32_t table = 0;
   uint32_t block = 0;
   double learning_rate = 0;

@@ -183,30 +183,34 @@ def test_layers_of_every_dtype(dtype, atol, optimizer, tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["Adagrad", "Adam"])
-def test_a_state_in_two_bytes(rule):
-    """That of the model, unless a layer says otherwise."""
+def test_a_state_and_gradients_in_two_bytes(rule):
+    """Those of the model, unless a layer says otherwise."""
     x, y = permutations(batches=4)
     models = []
     for state_dtype in (None, "bfloat16"):
         ids = keras.Input((1,), dtype="int64", name="a")
         layers = [
             keras.layers.Embedding(ROWS, 4, name="rows", dtype="bfloat16"),
-            embed.Embedding(ROWS, 4, name="own", state_dtype="float32"),
+            embed.Embedding(ROWS, 4, name="own", state_dtype="float32", exchange_dtype="float32"),
         ]
         hidden = [keras.layers.Flatten()(layer(ids)) for layer in layers]
         y_of = keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")(keras.layers.Concatenate()(hidden))
         model = embed.distributed_model(
-            keras.Model(ids, y_of), sparse_as_dense_size=1, state_dtype=state_dtype
+            keras.Model(ids, y_of),
+            sparse_as_dense_size=1,
+            state_dtype=state_dtype,
+            exchange_dtype=state_dtype,
         )
         model.compile(
             embed.distributed_optimizer(getattr(keras.optimizers, rule)(0.1)), "binary_crossentropy"
         )
         model.fit(x[0], y, shuffle=False, verbose=0, batch_size=ROWS, epochs=2)
         models.append(model)
-    assert [m.tables["rows"].state_dtype for m in models] == [None, "bfloat16"]
-    assert models[1].tables["own"].state_dtype == "float32"
-    layer = models[1].get_layer("own")
-    assert embed.Embedding.from_config(layer.get_config()).state_dtype == "float32"
+    layer = embed.Embedding.from_config(models[1].get_layer("own").get_config())
+    for field in ("state_dtype", "exchange_dtype"):
+        assert [getattr(m.tables["rows"], field) for m in models] == [None, "bfloat16"]
+        assert getattr(models[1].tables["own"], field) is None  # float32, as servers of all versions know it
+        assert getattr(layer, field) == "float32"
     single, half = (m.predict(x[0], verbose=0) for m in models)
     assert (single != half).any()
     np.testing.assert_allclose(half, single, atol=0.02)

@@ -38,20 +38,22 @@ def test_any_id_and_every_dtype():
     assert layer(torch.empty(0, 3, dtype=torch.int64)).shape == (0, 3, 4)
 
 
-def test_a_state_in_two_bytes():
-    """That of the model, unless a layer or a configuration says otherwise."""
-    config = embed.EmbeddingBagConfig(9, 4, "bags", feature_names=["x"], state_dtype="bfloat16")
+def test_a_state_and_gradients_in_two_bytes():
+    """Those of the model, unless a layer or a configuration says otherwise."""
+    dtypes = {"state_dtype": "bfloat16", "exchange_dtype": "bfloat16"}
+    config = embed.EmbeddingBagConfig(9, 4, "bags", feature_names=["x"], **dtypes)
     model = torch.nn.ModuleDict(
         {
             "rows": torch.nn.Embedding(99, 4, dtype=torch.bfloat16),
-            "own": embed.Embedding(99, 4, state_dtype="float32"),
+            "own": embed.Embedding(99, 4, **dict.fromkeys(dtypes, "float32")),
             "tables": embed.EmbeddingBagCollection([config]),
         }
     )
-    model = embed.distributed_model(model, state_dtype="bfloat16")
+    model = embed.distributed_model(model, **dtypes)
     optimizer = embed.distributed_optimizer(torch.optim.Adam(model.parameters(), 0.1), model)
-    assert [model[name].table.spec.state_dtype for name in ("rows", "own")] == ["bfloat16", None]
-    assert model["tables"].layers[0].table.spec.state_dtype == "bfloat16"
+    for field in dtypes:
+        assert [getattr(model[name].table.spec, field) for name in ("rows", "own")] == ["bfloat16", None]
+        assert getattr(model["tables"].layers[0].table.spec, field) == "bfloat16"
     for _ in range(3):
         model["rows"](torch.arange(99)).sum().backward()
         optimizer.step()

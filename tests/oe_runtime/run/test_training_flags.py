@@ -1,5 +1,6 @@
 """The trainer's flags for optimizers, tables and TensorFlow, DeepRec's among them (docs/deeprec-flags.md)."""
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -101,7 +102,7 @@ def test_a_run_with_many_of_them(tmp_path: Path) -> None:
 
     run = tmp_path / "run"
     flags = "--model dlrm --interaction cat --bottom 8 --precision bfloat16 --index hash --admission cbf:2"
-    flags += " --row-precision bfloat16 --state-precision bfloat16"
+    flags += " --row-precision bfloat16 --state-precision bfloat16 --exchange-precision bfloat16"
     flags += (
         " --eviction cap:40 --optimizer adamasync --jit --no-eval --timeline 4 --stats-seconds 0 --steps 6"
     )
@@ -117,6 +118,7 @@ def test_a_run_with_many_of_them(tmp_path: Path) -> None:
     saved = Saved.open(run / "checkpoints/step-0000000006").require().files
     for field in ("dtype", "state_dtype"):
         assert {files[0]["spec"][field] for files in saved.values()} == {"bfloat16"}
+    assert json.loads((run / "config.json").read_text())["exchange_precision"] == "bfloat16"
     traces = list(run.glob("tensorboard/plugins/profile/*/*.xplane.pb"))
     assert len(traces) == 1
     assert (run / "report.html").read_text().count("<svg") == 10

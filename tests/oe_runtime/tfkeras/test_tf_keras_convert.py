@@ -58,15 +58,17 @@ def test_harmless_subclasses_are_converted():
     assert type(embed.distributed_model(_model(Named)).get_layer("here")) is embed.Embedding
 
 
-def test_a_state_in_two_bytes():
-    """That of the model, unless a layer says otherwise."""
-    model = embed.distributed_model(two_fields(), state_dtype="bfloat16")
+def test_a_state_and_gradients_in_two_bytes():
+    """Those of the model, unless a layer says otherwise."""
+    dtypes = {"state_dtype": "bfloat16", "exchange_dtype": "bfloat16"}
+    model = embed.distributed_model(two_fields(), **dtypes)
     model.compile(embed.distributed_optimizer(keras.optimizers.Adam(0.1)), "binary_crossentropy")
     x, y = random_ids(100)
     model.fit(x, y, verbose=0)
-    assert {table.state_dtype for table in model.tables.values()} == {"bfloat16"}
-    layer = embed.Embedding(9, 2, state_dtype="bfloat16")
-    assert embed.Embedding.from_config(layer.get_config()).state_dtype == "bfloat16"
+    layer = embed.Embedding.from_config(embed.Embedding(9, 2, **dtypes).get_config())
+    for field in dtypes:
+        assert {getattr(table, field) for table in model.tables.values()} == {"bfloat16"}
+        assert getattr(layer, field) == "bfloat16"
 
 
 def test_activity_regularizer():
