@@ -22,15 +22,25 @@ std::vector<oe::Key> Counters::Ids(uint32_t rank, uint64_t step) const {
   return ids;
 }
 
-void Counters::Check(const char* where, uint32_t rank, uint64_t step, const std::vector<oe::Key>& keys,
-                     const float* rows) {
+void Counters::SetWorkers(uint32_t workers, uint64_t from) {
+  CountUntil(from);
+  after_.resize(from + 1);
+  workers_ = workers;
+}
+
+void Counters::CountUntil(uint64_t step) {
   while (after_.size() <= step) {
     std::vector<uint32_t> next = after_.back();
-    for (uint32_t worker = 0; worker < swarm_.workers; ++worker) {
+    for (uint32_t worker = 0; worker < workers_; ++worker) {
       for (const oe::Key id : Ids(worker, after_.size() - 1)) ++next[id];
     }
     after_.push_back(std::move(next));
   }
+}
+
+void Counters::Check(const char* where, uint32_t rank, uint64_t step, const std::vector<oe::Key>& keys,
+                     const float* rows) {
+  CountUntil(step);
   for (size_t i = 0; i < keys.size(); ++i) {
     for (uint32_t j = 0; j < kDim; ++j) {
       const float found = rows[i * kDim + j];

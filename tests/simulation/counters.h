@@ -19,12 +19,17 @@ class Counters {
   static oe::TableSpec Spec(uint32_t table);
   // What the worker pulls and pushes in a step, some of it twice.
   std::vector<oe::Key> Ids(uint32_t rank, uint64_t step) const;
+  // From that step on a batch has the ids of so many workers.
+  void SetWorkers(uint32_t workers, uint64_t from);
   // Fails the run unless the rows of these keys are those of `step` whole steps.
   void Check(const char* where, uint32_t rank, uint64_t step, const std::vector<oe::Key>& keys,
              const float* rows);
 
  private:
+  void CountUntil(uint64_t step);
+
   const Swarm swarm_;
+  uint32_t workers_ = 0;
   std::vector<std::vector<uint32_t>> after_;  // by steps, by key
 };
 

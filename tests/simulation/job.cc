@@ -20,14 +20,20 @@ constexpr size_t kKeep = 3;                              // checkpoints
 constexpr int kFirstProcess = 100000;
 constexpr int kMostWorkers = 100;
 
-struct Lost {};  // some worker has lost a server
+struct Lost {};        // some worker has lost a server
+struct LeftBehind {};  // there is a new generation: what this one notes or publishes reaches nobody
 
 }  // namespace
 
 class Worker {
  public:
   Worker(Job* job, uint32_t rank)
-      : job_(job), rank_(rank), generation_(job->generation_), meeting_(job->meeting_), swarm_(job->swarm_) {}
+      : job_(job),
+        rank_(rank),
+        workers_(job->workers_),
+        generation_(job->generation_),
+        meeting_(job->meeting_),
+        swarm_(job->swarm_) {}
 
   void Run() {
     try {
@@ -44,20 +50,28 @@ class Worker {
         }
       }
       End();
+    } catch (const LeftBehind&) {
+      Note(Name() + " of generation " + std::to_string(generation_) + " ends: it was left behind");
     } catch (const std::exception& error) {
+      if (left_behind()) return;
       FailRun(Name() + " ends: " + error.what());
     }
   }
 
  private:
+  bool left_behind() const { return generation_ != job_->generation_; }
+  void RequireCurrent() const {
+    if (left_behind()) throw LeftBehind();
+  }
+
   std::string Name() const { return "worker " + std::to_string(rank_); }
 
   std::unique_ptr<oe::Client> Connected(const std::string& torn) {
     oe::RemoteOptions options = job_->cluster_->remote();
     options.worker.rank = rank_;
-    options.worker.of = swarm_.workers;
+    options.worker.of = workers_;
     options.worker.wait = 60;
-    if (swarm_.workers > 1) options.worker.generation = generation_;
+    options.worker.generation = generation_ - 1;
     auto client = oe::Client::Connect(options, 1);
     if (!torn.empty()) client->Tear(torn);
     for (uint32_t i = 0; i < swarm_.tables; ++i) (void)client->CreateTable(Counters::Spec(i));
@@ -66,6 +80,7 @@ class Worker {
 
   void ConnectFirst() {
     while (client_ == nullptr) {
+      RequireCurrent();
       try {
         client_ = Connected("");
       } catch (const oe::ServerLost& error) {
@@ -96,7 +111,9 @@ class Worker {
   }
 
   uint64_t Agree(uint64_t value = 0) {
+    RequireCurrent();
     const Meeting::Outcome outcome = meeting_->Meet(rank_, lost_, value);
+    RequireCurrent();
     if (!outcome.lost) return outcome.value;
     lost_ = false;
     throw Lost();
@@ -117,7 +134,7 @@ class Worker {
       const size_t values = ids.size() * Counters::kDim;
       std::vector<float> rows(swarm_.tables * values);
       client_->Embeddings(*pulled, 0, rows.data());
-      for (uint32_t i = 0; i < swarm_.tables; ++i) {
+      for (uint32_t i = 0; i < swarm_.tables && !left_behind(); ++i) {
         job_->counters_.Check("pulled", rank_, step_, ids, rows.data() + i * values);
       }
       std::this_thread::sleep_for(std::chrono::nanoseconds(swarm_.think));
@@ -156,6 +173,7 @@ class Worker {
     pending_.reset();
     if (step_ > 0 || client_->Checkpoints() != std::vector<uint64_t>{0}) client_->Checkpoint(step_, wait);
     pending_ = step_;
+    RequireCurrent();
     if (wait) Publish("");
   }
 
@@ -164,6 +182,7 @@ class Worker {
     const auto files = directory.path / ("save-" + std::to_string(directory.saves++));
     std::filesystem::create_directory(files);
     (void)client_->Save(files.string());
+    RequireCurrent();
     RemoveFrom(step_);
     pending_ = step_;
     Publish(files.string());
@@ -172,6 +191,7 @@ class Worker {
   void Settle() {
     if (!pending_ || !in_storage()) return;
     const std::vector<uint64_t> all = client_->Checkpoints();
+    RequireCurrent();
     if (std::find(all.begin(), all.end(), *pending_) != all.end()) Publish("");
   }
 
@@ -235,6 +255,7 @@ class Worker {
     if (all.empty()) FailRun("there is no checkpoint to go back to");
     if (!all.back().files.empty()) return;
     const std::vector<uint64_t> kept = client_->Checkpoints();
+    RequireCurrent();
     if (std::find(kept.begin(), kept.end(), all.back().step) != kept.end()) return;
     std::string text;
     for (const uint64_t one : kept) text += " " + std::to_string(one);
@@ -257,6 +278,7 @@ class Worker {
 
   Job* const job_;
   const uint32_t rank_;
+  const uint32_t workers_;
   const uint32_t generation_;
   const std::shared_ptr<Meeting> meeting_;
   const Swarm& swarm_;
@@ -271,16 +293,19 @@ Job::Job(const Swarm& swarm, Cluster* cluster, std::filesystem::path directory)
       cluster_(cluster),
       directory_{std::move(directory), {}, 0},
       counters_(swarm),
-      steps_(swarm.workers) {
+      steps_(kMostWorkers) {
   std::filesystem::create_directory(directory_.path);
 }
 
-void Job::Start() {
-  for (uint32_t rank = 0; generation_ > 0 && rank < swarm_.workers; ++rank) RestoreHost(process(rank));
+void Job::Start(uint32_t workers) {
+  for (const int process : std::exchange(ended_, {})) RestoreHost(process);
   ++generation_;
-  Note("the job starts, generation " + std::to_string(generation_));
-  meeting_ = std::make_shared<Meeting>(swarm_.workers);
-  for (uint32_t rank = 0; rank < swarm_.workers; ++rank) {
+  workers_ = workers;
+  Note("the job starts with " + std::to_string(workers) + " workers, generation " +
+       std::to_string(generation_));
+  counters_.SetWorkers(workers, directory_.checkpoints.empty() ? 0 : directory_.checkpoints.back().step);
+  meeting_ = std::make_shared<Meeting>(workers);
+  for (uint32_t rank = 0; rank < workers; ++rank) {
     StartProcess(process(rank), [this, rank] { Worker(this, rank).Run(); });
   }
 }
@@ -291,8 +316,9 @@ int Job::process(uint32_t rank) const {
 
 void Job::EndWorker(uint32_t rank, bool vanish) {
   EndProcess(process(rank), vanish ? End::kVanish : End::kKill);
+  ended_.push_back(process(rank));
 }
 
-uint64_t Job::least_steps() const { return *std::min_element(steps_.begin(), steps_.end()); }
+uint64_t Job::least_steps() const { return *std::min_element(steps_.begin(), steps_.begin() + workers_); }
 
 }  // namespace sim

@@ -30,15 +30,16 @@ class Job {
  public:
   Job(const Swarm& swarm, Cluster* cluster, std::filesystem::path directory);
 
-  // All workers, as of a new generation.
-  void Start();
+  // So many workers, as a new generation. Those of the one before that still run are left behind.
+  void Start(uint32_t workers);
+  uint32_t workers() const { return workers_; }
   int process(uint32_t rank) const;
   void EndWorker(uint32_t rank, bool vanish);
   // What each worker has reached, ever.
   uint64_t least_steps() const;
   // All end after the step that they are in.
   void Finish() { finish_ = true; }
-  bool finished() const { return finished_ == swarm_.workers; }
+  bool finished() const { return finished_ == workers_; }
   uint64_t losses() const { return losses_; }
   uint64_t total_steps() const { return total_steps_; }
   uint64_t published() const { return published_; }
@@ -50,8 +51,10 @@ class Job {
   Cluster* const cluster_;
   RunDirectory directory_;
   Counters counters_;
+  uint32_t workers_ = 0;
   uint32_t generation_ = 0;
   std::shared_ptr<Meeting> meeting_;  // of this generation
+  std::vector<int> ended_;            // processes, since the job last started
   std::vector<uint64_t> steps_;
   bool finish_ = false;
   uint32_t finished_ = 0;

@@ -23,7 +23,7 @@ void StartProcess(int process, std::function<void()> function) {
 }
 
 void EndProcess(int process, End end) {
-  while (!EndTasks(process)) Yield();
+  while (!EndTasks(process)) Block("a lock in static memory", nullptr, nullptr, Now() + kMillisecond);
   DropSockets(process, end == End::kVanish);
 }
 

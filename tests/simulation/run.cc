@@ -34,6 +34,9 @@ class Faults {
       Inject(swarm_.faults[random_.Below(swarm_.faults.size())]);
     }
     HealAll();
+    Policy calm = swarm_.policy;
+    calm.stall_every = 0;
+    SetPolicy(calm);
     cluster_->StartAll();
     Note("no more faults");
   }
@@ -41,7 +44,7 @@ class Faults {
  private:
   void Inject(Fault fault) {
     const auto server = static_cast<uint32_t>(random_.Below(swarm_.servers));
-    const auto worker = static_cast<uint32_t>(random_.Below(swarm_.workers));
+    const auto worker = static_cast<uint32_t>(random_.Below(job_->workers()));
     const uint64_t duration = random_.OneIn(3) ? random_.Below(20 * kSecond) : random_.Below(kSecond);
     const std::string whose = " (server " + std::to_string(server) + ", worker " + std::to_string(worker) +
                               ", " + std::to_string(duration / kMillisecond) + " ms)";
@@ -62,6 +65,8 @@ class Faults {
         return Part(cluster_->process(server), job_->process(worker), Now() + duration);
       case Fault::kKillJob:
         return RestartJob(worker);
+      case Fault::kLeaveBehind:
+        return LeaveBehind(duration);
       case Fault::kStopWorker:
         return StopProcess(job_->process(worker), duration);
     }
@@ -93,11 +98,24 @@ class Faults {
     if (job_->published() == 0) return;
     job_->EndWorker(first, random_.OneIn(3));
     Sleep(random_.Below(2 * kSecond));
-    for (uint32_t rank = 0; rank < swarm_.workers; ++rank) {
+    for (uint32_t rank = 0; rank < job_->workers(); ++rank) {
       if (rank != first) job_->EndWorker(rank, random_.OneIn(3));
     }
     Sleep(random_.Below(2 * kSecond));
-    job_->Start();
+    StartJob();
+  }
+
+  // Its launcher takes the workers for lost, because their hosts do not answer for a while.
+  void LeaveBehind(uint64_t duration) {
+    if (job_->published() == 0) return;
+    for (uint32_t rank = 0; rank < job_->workers(); ++rank) {
+      if (!random_.OneIn(3)) StopProcess(job_->process(rank), random_.Below(duration + 1));
+    }
+    StartJob();
+  }
+
+  void StartJob() {
+    job_->Start(random_.OneIn(2) ? job_->workers() : static_cast<uint32_t>(random_.Between(1, 3)));
   }
 
   const Swarm& swarm_;
@@ -131,7 +149,7 @@ void RunSeed(uint64_t seed, bool show) {
   // Paths cross the wire, and so are in the trace.
   Cluster cluster(swarm, "/proc/self/cwd/servers");
   Job job(swarm, &cluster, "/proc/self/cwd/run");
-  job.Start();
+  job.Start(swarm.workers);
   Await("the job has not begun", [&] { return job.least_steps() > 0; });
   Faults(swarm, &cluster, &job).InjectAll();
   const uint64_t steps = job.least_steps();

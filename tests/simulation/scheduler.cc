@@ -150,9 +150,15 @@ void Switch() {
   if (!ends) AwaitBaton(self);
 }
 
-// A destructor of thread-specific data runs after those of thread_local objects, which may lock.
-void EndTask(void* task) {
-  static_cast<Task*>(task)->done = true;
+// A destructor of thread-specific data runs after those of thread_local objects, which may lock. Libraries
+// have some of their own, which lock too; libc calls all again while one of them has a value.
+void EndTask(void* ends) {
+  auto* const task = static_cast<Task*>(ends);
+  if (++task->end_calls < 3) {
+    pthread_setspecific(State().last_key, task);
+    return;
+  }
+  task->done = true;
   Switch();
 }
 
@@ -275,6 +281,8 @@ void Yield() {
 
 void YieldAtLock() {
   Scheduler& state = State();
+  if (state.policy.stall_every != 0 && current->process != 0 && state.random.OneIn(state.policy.stall_every))
+    Block("the processor", nullptr, nullptr, state.now + state.random.Below(state.policy.stall));
   if (state.policy.yield_every != 0 && state.random.OneIn(state.policy.yield_every)) Yield();
 }
 

@@ -25,6 +25,7 @@ struct Task {
   int thread_id = 0;  // the kernel's
   int baton = 0;
   bool done = false;
+  int end_calls = 0;
   void* (*function)(void*) = nullptr;
   void* argument = nullptr;
   uint64_t priority = 0;
@@ -42,6 +43,8 @@ struct Policy {
   uint64_t yield_every = 0;    // a lock is a point to switch with probability 1 / this; 0: never
   bool by_priority = false;    // else each task that can run is as likely
   uint64_t change_every = 50;  // by priority: one in so many switches gives a task the lowest one
+  uint64_t stall_every = 0;    // one in so many locks is taken late; 0: none
+  uint64_t stall = 0;          // by up to so many nanoseconds
 };
 
 // Makes the calling thread the first task.

@@ -18,6 +18,8 @@ const char* NameOf(Fault fault) {
       return "part a server from a worker";
     case Fault::kKillJob:
       return "kill a worker";
+    case Fault::kLeaveBehind:
+      return "start the job again beside its old workers";
     case Fault::kStopWorker:
       return "stop a worker for a while";
   }
@@ -38,8 +40,9 @@ Swarm DrawSwarm(uint64_t seed) {
   swarm.think = random.Between(1, 60) * kMillisecond;
   swarm.checkpoint_every = random.Between(3, 20);
   swarm.timeout = static_cast<double>(random.Between(3, 20));
-  for (const Fault fault : {Fault::kKillServer, Fault::kVanishServer, Fault::kCutPower, Fault::kStopServer,
-                            Fault::kBreak, Fault::kPart, Fault::kKillJob, Fault::kStopWorker}) {
+  for (const Fault fault :
+       {Fault::kKillServer, Fault::kVanishServer, Fault::kCutPower, Fault::kStopServer, Fault::kBreak,
+        Fault::kPart, Fault::kKillJob, Fault::kLeaveBehind, Fault::kStopWorker}) {
     if (random.OneIn(3)) swarm.faults.push_back(fault);
   }
   if (swarm.faults.empty()) swarm.faults.push_back(Fault::kKillServer);
@@ -48,6 +51,10 @@ Swarm DrawSwarm(uint64_t seed) {
   swarm.policy.yield_every = random.OneIn(3) ? 0 : random.Between(2, 50);
   swarm.policy.by_priority = random.OneIn(2);
   swarm.policy.change_every = random.Between(3, 200);
+  if (random.OneIn(3)) {
+    swarm.policy.stall_every = random.Between(200, 20000);
+    swarm.policy.stall = random.Between(1, 3000) * kMillisecond;
+  }
   swarm.network.least_delay = random.Between(5, 100) * kMicrosecond;
   swarm.network.most_delay = swarm.network.least_delay + random.Between(10, 5000) * kMicrosecond;
   if (random.OneIn(3)) {

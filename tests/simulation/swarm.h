@@ -20,6 +20,7 @@ enum class Fault {
   kBreak,
   kPart,
   kKillJob,
+  kLeaveBehind,
   kStopWorker,
 };
 
