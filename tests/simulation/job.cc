@@ -174,36 +174,38 @@ class Worker {
     if (step_ > 0 || client_->Checkpoints() != std::vector<uint64_t>{0}) client_->Checkpoint(step_, wait);
     pending_ = step_;
     RequireCurrent();
-    if (wait) Publish("");
+    if (wait) Publish({});
   }
 
   void Save() {
     RunDirectory& directory = job_->directory_;
     const auto files = directory.path / ("save-" + std::to_string(directory.saves++));
     std::filesystem::create_directory(files);
-    (void)client_->Save(files.string());
+    std::vector<std::string> chain = directory.newest_files;
+    if (chain.size() > swarm_.increments) chain.clear();
+    (void)client_->Save(files.string(), chain.empty() ? "" : chain.back());
     RequireCurrent();
     RemoveFrom(step_);
     pending_ = step_;
-    Publish(files.string());
+    chain.push_back(files.string());
+    Publish(chain);
+    directory.newest_files = chain;
   }
 
   void Settle() {
     if (!pending_ || !in_storage()) return;
     const std::vector<uint64_t> all = client_->Checkpoints();
     RequireCurrent();
-    if (std::find(all.begin(), all.end(), *pending_) != all.end()) Publish("");
+    if (std::find(all.begin(), all.end(), *pending_) != all.end()) Publish({});
   }
 
-  void Publish(const std::string& files) {
+  void Publish(const std::vector<std::string>& files) {
     auto& all = job_->directory_.checkpoints;
     all.push_back({*pending_, files});
     Note("checkpoint " + std::to_string(*pending_) + " is published");
     pending_.reset();
     ++job_->published_;
-    if (all.size() <= kKeep) return;
-    if (!all.front().files.empty()) std::filesystem::remove_all(all.front().files);
-    all.erase(all.begin());
+    if (all.size() > kKeep) all.erase(all.begin());
   }
 
   // oe_runtime.run.lost_server.ServerRecovery.recover
@@ -246,6 +248,7 @@ class Worker {
     });
     Agree();
     step_ = target.step;
+    if (rank_ == 0) job_->directory_.newest_files = target.files;
     if (rank_ == 0) Note("all go on from step " + std::to_string(step_));
   }
 
@@ -291,7 +294,7 @@ class Worker {
 Job::Job(const Swarm& swarm, Cluster* cluster, std::filesystem::path directory)
     : swarm_(swarm),
       cluster_(cluster),
-      directory_{std::move(directory), {}, 0},
+      directory_{std::move(directory), {}, 0, {}},
       counters_(swarm),
       steps_(kMostWorkers) {
   std::filesystem::create_directory(directory_.path);

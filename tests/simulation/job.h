@@ -17,11 +17,13 @@ namespace sim {
 struct RunDirectory {
   struct Published {
     uint64_t step = 0;
-    std::string files;  // empty: in the servers' storage
+    std::vector<std::string>
+        files;  // the first with all rows, then increments; none: in the servers' storage
   };
   std::filesystem::path path;
   std::vector<Published> checkpoints;  // the newest last
   uint64_t saves = 0;
+  std::vector<std::string> newest_files;  // of the servers' last save or restore: a base for an increment
 };
 
 class Meeting;

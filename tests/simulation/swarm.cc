@@ -39,6 +39,7 @@ Swarm DrawSwarm(uint64_t seed) {
   swarm.keys = static_cast<uint32_t>(random.Between(4, 96));
   swarm.think = random.Between(1, 60) * kMillisecond;
   swarm.checkpoint_every = random.Between(3, 20);
+  if (random.OneIn(2)) swarm.increments = random.Between(1, 4);
   swarm.timeout = static_cast<double>(random.Between(3, 20));
   for (const Fault fault :
        {Fault::kKillServer, Fault::kVanishServer, Fault::kCutPower, Fault::kStopServer, Fault::kBreak,
@@ -70,12 +71,12 @@ Swarm DrawSwarm(uint64_t seed) {
 }
 
 std::string Describe(const Swarm& swarm) {
-  std::string text = std::to_string(swarm.servers) + " servers with " + swarm.storage + ", " +
-                     std::to_string(swarm.workers) + " workers, " + std::to_string(swarm.tables) +
-                     " tables, " + std::to_string(swarm.keys) + " keys, a checkpoint each " +
-                     std::to_string(swarm.checkpoint_every) + " steps" +
-                     (swarm.disk.persistent ? ", persistent memory" : "") + (swarm.encrypted ? ", TLS" : "") +
-                     "; faults:";
+  std::string text =
+      std::to_string(swarm.servers) + " servers with " + swarm.storage + ", " +
+      std::to_string(swarm.workers) + " workers, " + std::to_string(swarm.tables) + " tables, " +
+      std::to_string(swarm.keys) + " keys, a checkpoint each " + std::to_string(swarm.checkpoint_every) +
+      " steps" + (swarm.increments > 0 ? ", " + std::to_string(swarm.increments) + " increments" : "") +
+      (swarm.disk.persistent ? ", persistent memory" : "") + (swarm.encrypted ? ", TLS" : "") + "; faults:";
   for (const Fault fault : swarm.faults)
     text += std::string(fault == swarm.faults.front() ? " " : ", ") + NameOf(fault);
   return text;

@@ -34,6 +34,7 @@ struct Swarm {
   uint32_t keys = 64;
   uint64_t think = 0;              // nanoseconds of a worker between a pull and its push
   uint64_t checkpoint_every = 10;  // steps
+  uint64_t increments = 0;         // checkpoints in files with changes only, after one with all rows
   double timeout = 20;             // seconds that a server may take to answer
   std::vector<Fault> faults;
   uint64_t fault_pause = 0;  // nanoseconds between two, in the mean
