@@ -15,7 +15,6 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,10 +82,9 @@ uint64_t InodeOf(const fs::path& path) {
 }
 
 std::string BytesOf(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream bytes;
-  bytes << file.rdbuf();
-  return bytes.str();
+  std::string bytes(fs::file_size(path), '\0');
+  std::ifstream(path, std::ios::binary).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  return bytes;
 }
 
 Names NamesIn(const fs::path& directory) {
@@ -168,16 +166,25 @@ std::string AfterCut(uint64_t inode, std::string live, bool named, uint64_t kind
 }
 
 uint64_t Write(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
+  const oe::File file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.ok() || ::ftruncate(file.get(), static_cast<off_t>(bytes.size())) != 0)
+    FailRun("cannot copy " + path.string() + ": " + std::strerror(errno));
+  static const std::string zeros(kPage, '\0');  // holes, as most of a pool is
+  for (size_t at = 0; at < bytes.size(); at += kPage) {
+    const size_t size = std::min(kPage, bytes.size() - at);
+    if (std::memcmp(&bytes[at], zeros.data(), size) == 0) continue;
+    if (RealSyscall(SYS_pwrite64, file.get(), reinterpret_cast<long>(&bytes[at]), static_cast<long>(size),
+                    static_cast<long>(at)) != static_cast<long>(size))
+      FailRun("cannot copy " + path.string() + ": " + std::strerror(errno));
+  }
   return InodeOf(path);
 }
 
 void CopyAfterKill(const fs::path& from, const fs::path& to, const Names& live, const Names& durable) {
   std::map<uint64_t, uint64_t> copies;
   for (const auto& [name, inode] : live) {
-    fs::copy_file(from / name, to / name);
-    const uint64_t copy = copies[inode] = InodeOf(to / name);
-    All().files[copy] = All().files[inode];
+    const uint64_t copy = copies[inode] = Write(to / name, BytesOf(from / name));
+    All().files[copy] = std::move(All().files[inode]);
   }
   Names& names = All().directories[InodeOf(to)];
   for (const auto& [name, inode] : durable) {
