@@ -309,7 +309,8 @@ void Job::Start(uint32_t workers) {
   counters_.SetWorkers(workers, directory_.checkpoints.empty() ? 0 : directory_.checkpoints.back().step);
   meeting_ = std::make_shared<Meeting>(workers);
   for (uint32_t rank = 0; rank < workers; ++rank) {
-    StartProcess(process(rank), [this, rank] { Worker(this, rank).Run(); });
+    const auto worker = std::make_shared<Worker>(this, rank);  // of this generation, whenever it runs first
+    StartProcess(process(rank), [worker] { worker->Run(); });
   }
 }
 
