@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -22,9 +23,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <random>
+#include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/simulation/run.h"
@@ -32,9 +36,12 @@
 namespace {
 
 constexpr const char* kUsage =
-    "usage: simulate SEED [--build BUILD]       run it, and print its schedule\n"
+    "usage: simulate SEED [--build BUILD] [--only FAULTS]\n"
+    "                                           run it, and print its schedule; of its faults, only those\n"
+    "                                           with these numbers: 3,7\n"
     "       simulate --seconds N [--first SEED] run new seeds for so long; every tenth twice\n"
     "       simulate --seeds FILE               run those of a file, each twice\n";
+constexpr const char* kAllFaults = "all";
 constexpr unsigned kProcessorSeconds = 120;  // of one run
 
 [[noreturn]] void Die(const std::string& problem) {
@@ -74,13 +81,20 @@ void ForbidUring() {
 }
 
 // The run itself, in the process that RunChild() has made.
-[[noreturn]] void BeChild(uint64_t seed, bool show) {
+[[noreturn]] void BeChild(uint64_t seed, bool show, const std::string& only) {
   ForbidUring();
   const rlimit limit{kProcessorSeconds, kProcessorSeconds};
   (void)setrlimit(RLIMIT_CPU, &limit);
   std::filesystem::create_directory("servers");
-  sim::RunSeed(seed, show);
+  if (only == kAllFaults) sim::RunSeed(seed, show, std::nullopt);
+  std::set<unsigned> faults;
+  std::stringstream list(only);
+  for (std::string one; std::getline(list, one, ',');)
+    faults.insert(static_cast<unsigned>(std::strtoul(one.c_str(), nullptr, 10)));
+  sim::RunSeed(seed, show, faults);
 }
+
+enum class Notes { kNone, kKept, kShown };
 
 struct Result {
   bool passed = false;
@@ -110,7 +124,7 @@ class Directory {
 };
 
 // Addresses, environment and heap are the same in each, because pointers may order what a program does.
-Result RunChild(uint64_t seed, bool show) {
+Result RunChild(uint64_t seed, Notes notes, const std::string& only = kAllFaults) {
   const std::string number = std::to_string(seed);
   const std::string padded = std::string(20 - number.size(), '0') + number;
   const Directory directory(padded);
@@ -122,8 +136,10 @@ Result RunChild(uint64_t seed, bool show) {
       Die("this system does not let a program fix its addresses (personality)");
     if (chdir(directory.path().c_str()) != 0) Die("cannot enter " + directory.path());
     (void)dup2(pipe[1], STDOUT_FILENO);
-    if (!show) (void)dup2(open("stderr", O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
-    const char* const arguments[] = {"simulate", "--child", padded.c_str(), show ? "1" : "0", nullptr};
+    if (notes != Notes::kShown)
+      (void)dup2(open("stderr", O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
+    const char* const arguments[] = {
+        "simulate", "--child", padded.c_str(), notes == Notes::kNone ? "0" : "1", only.c_str(), nullptr};
     const char* const environment[] = {"GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0",
                                        nullptr};
     execve("/proc/self/exe", const_cast<char**>(arguments), const_cast<char**>(environment));
@@ -150,11 +166,78 @@ std::string TraceOf(const Result& result) {
   return at == std::string::npos ? result.line : result.line.substr(at, 22);
 }
 
+// What failed, without the numbers of keys, steps and servers.
+std::string ProblemOf(const Result& result) {
+  std::string text = result.line.substr(std::min(result.line.size(), result.line.find(": ")));
+  text.erase(std::remove_if(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }),
+             text.end());
+  return text.substr(0, 40);
+}
+
+// Leaves faults out as long as the seed fails in the same way (Zeller and Hildebrandt, Simplifying and
+// Isolating Failure-Inducing Input, TSE 2002).
+class Shrinker {
+ public:
+  Shrinker(uint64_t seed, std::string problem) : seed_(seed), problem_(std::move(problem)) {}
+
+  // The numbers of the faults that are left, as --only has them.
+  std::string Shrink() {
+    if (!Fails(kAllFaults)) return kAllFaults;
+    size_t parts = 2;
+    while (!faults_.empty() && runs_ < kMostRuns) {
+      const size_t size = (faults_.size() + parts - 1) / parts;
+      bool smaller = false;
+      for (size_t at = 0; at < faults_.size() && !smaller && runs_ < kMostRuns; at += size) {
+        std::vector<unsigned> rest = faults_;
+        rest.erase(rest.begin() + static_cast<long>(at),
+                   rest.begin() + static_cast<long>(std::min(at + size, rest.size())));
+        smaller = Fails(TextOf(rest));
+      }
+      if (!smaller && size == 1) break;
+      parts = smaller ? std::max<size_t>(parts - 1, 1) : std::min(2 * parts, faults_.size());
+    }
+    return TextOf(faults_);
+  }
+  const std::string& schedule() const { return schedule_; }
+
+ private:
+  static constexpr int kMostRuns = 100;
+
+  static std::string TextOf(const std::vector<unsigned>& faults) {
+    std::string text;
+    for (const unsigned one : faults) text += (text.empty() ? "" : ",") + std::to_string(one);
+    return text;
+  }
+  // If it fails, keeps the faults that happened before it did.
+  bool Fails(const std::string& only) {
+    ++runs_;
+    const Result result = RunChild(seed_, Notes::kKept, only);
+    if (result.passed || ProblemOf(result) != problem_) return false;
+    faults_.clear();
+    schedule_ = result.messages;
+    std::stringstream lines(schedule_);
+    for (std::string line; std::getline(lines, line);) {
+      double time = 0;
+      unsigned number = 0;
+      char colon = 0;
+      if (std::sscanf(line.c_str(), "%lf %u%c", &time, &number, &colon) == 3 && colon == ':')
+        faults_.push_back(number);
+    }
+    return true;
+  }
+
+  const uint64_t seed_;
+  const std::string problem_;
+  std::vector<unsigned> faults_;
+  std::string schedule_;
+  int runs_ = 0;
+};
+
 class Campaign {
  public:
   // Runs a seed, if wanted twice.
   void Run(uint64_t seed, bool twice) {
-    const Result result = RunChild(seed, false);
+    const Result result = RunChild(seed, Notes::kNone);
     ++runs_;
     double simulated = 0;
     double processor = 0;
@@ -171,10 +254,13 @@ class Campaign {
                                 std::to_string(seed) + " --build " + build_;
     if (!result.passed) {
       ++failures_;
-      std::printf("%sseed %" PRIu64 " %s\n%s\n", result.messages.c_str(), seed, result.line.c_str(),
-                  command.c_str());
+      Shrinker shrinker(seed, ProblemOf(result));
+      const std::string only = shrinker.Shrink();
+      std::printf("%sseed %" PRIu64 " %s\n%s --only %s\n",
+                  (shrinker.schedule().empty() ? result.messages : shrinker.schedule()).c_str(), seed,
+                  result.line.c_str(), command.c_str(), only.empty() ? "0" : only.c_str());
     } else if (twice) {
-      const Result again = RunChild(seed, false);
+      const Result again = RunChild(seed, Notes::kNone);
       ++repeats_;
       if (TraceOf(again) != TraceOf(result)) {
         ++failures_;
@@ -235,12 +321,21 @@ int RunFile(const std::string& path) {
 }
 
 int RunOne(const std::vector<std::string>& arguments) {
-  if (arguments.size() == 3 && arguments[1] == "--build" && arguments[2] != Build()) {
-    std::fprintf(stderr,
-                 "simulate: the seed is of build %s, this program is build %s: it may do something else\n",
-                 arguments[2].c_str(), Build().c_str());
+  std::string only = kAllFaults;
+  for (size_t i = 1; i + 1 < arguments.size(); i += 2) {
+    const std::string& value = arguments[i + 1];
+    if (arguments[i] == "--only" && value.find_first_not_of("0123456789,") == std::string::npos) {
+      only = value;
+    } else if (arguments[i] != "--build") {
+      Die(arguments[i] + " " + value + " is unknown\n" + kUsage);
+    } else if (value != Build()) {
+      std::fprintf(stderr,
+                   "simulate: the seed is of build %s, this program is build %s: it may do something else\n",
+                   value.c_str(), Build().c_str());
+    }
   }
-  const Result result = RunChild(NumberOf(arguments[0]), true);
+  if (arguments.size() % 2 == 0) Die(arguments.back() + " has no value\n" + kUsage);
+  const Result result = RunChild(NumberOf(arguments[0]), Notes::kShown, only);
   std::printf("%s\n", result.line.c_str());
   return result.passed ? 0 : 1;
 }
@@ -249,8 +344,8 @@ int RunOne(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (arguments.size() == 3 && arguments[0] == "--child") {
-    BeChild(std::strtoull(arguments[1].c_str(), nullptr, 10), arguments[2] == "1");
+  if (arguments.size() == 4 && arguments[0] == "--child") {
+    BeChild(std::strtoull(arguments[1].c_str(), nullptr, 10), arguments[2] == "1", arguments[3]);
   }
   if (arguments.empty() || arguments[0] == "--help") {
     std::fputs(kUsage, stderr);

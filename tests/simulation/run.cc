@@ -5,8 +5,11 @@
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "tests/simulation/cluster.h"
 #include "tests/simulation/job.h"
@@ -24,14 +27,19 @@ void Sleep(uint64_t nanoseconds) { std::this_thread::sleep_for(std::chrono::nano
 
 class Faults {
  public:
-  Faults(const Swarm& swarm, Cluster* cluster, Job* job)
-      : swarm_(swarm), cluster_(cluster), job_(job), random_(Seed() ^ 0x6661756c74) {}
+  Faults(const Swarm& swarm, Cluster* cluster, Job* job, std::optional<std::set<unsigned>> only)
+      : swarm_(swarm), cluster_(cluster), job_(job), only_(std::move(only)) {}
 
   void InjectAll() {
+    Random pauses(Seed() ^ 0x7061757365);
     const uint64_t end = Now() + swarm_.fault_time;
-    while (Now() < end) {
-      Sleep(random_.Below(2 * swarm_.fault_pause));
-      Inject(swarm_.faults[random_.Below(swarm_.faults.size())]);
+    for (uint64_t at = Now(); at < end; ++count_) {
+      at += pauses.Below(2 * swarm_.fault_pause);
+      if (at > Now()) Sleep(at - Now());
+      // Of its own, so that one that is left out changes nothing of the next.
+      random_ = Random(Seed() ^ 0x6661756c74 ^ uint64_t{count_} << 32);
+      const Fault fault = swarm_.faults[random_.Below(swarm_.faults.size())];
+      if (!only_ || only_->count(count_) > 0) Inject(fault);
     }
     HealAll();
     Policy calm = swarm_.policy;
@@ -48,7 +56,7 @@ class Faults {
     const uint64_t duration = random_.OneIn(3) ? random_.Below(20 * kSecond) : random_.Below(kSecond);
     const std::string whose = " (server " + std::to_string(server) + ", worker " + std::to_string(worker) +
                               ", " + std::to_string(duration / kMillisecond) + " ms)";
-    Note(NameOf(fault) + whose);
+    Note(std::to_string(count_) + ": " + NameOf(fault) + whose);
     switch (fault) {
       case Fault::kKillServer:
       case Fault::kVanishServer:
@@ -121,7 +129,9 @@ class Faults {
   const Swarm& swarm_;
   Cluster* const cluster_;
   Job* const job_;
-  Random random_;
+  const std::optional<std::set<unsigned>> only_;
+  unsigned count_ = 1;
+  Random random_;  // of the next fault
 };
 
 template <typename Condition>
@@ -136,7 +146,7 @@ void Await(const char* what, const Condition& holds) {
 
 }  // namespace
 
-void RunSeed(uint64_t seed, bool show) {
+void RunSeed(uint64_t seed, bool show, const std::optional<std::set<unsigned>>& only) {
   ShowNotes(show);
   SetSeed(seed);
   Start(seed);
@@ -151,7 +161,7 @@ void RunSeed(uint64_t seed, bool show) {
   Job job(swarm, &cluster, "/proc/self/cwd/run");
   job.Start(swarm.workers);
   Await("the job has not begun", [&] { return job.least_steps() > 0; });
-  Faults(swarm, &cluster, &job).InjectAll();
+  Faults(swarm, &cluster, &job, only).InjectAll();
   const uint64_t steps = job.least_steps();
   Await("a worker has not made ten steps", [&] { return job.least_steps() >= steps + kSteps; });
   job.Finish();

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <set>
 
 namespace sim {
 
 // In the current directory, which is empty. Prints one line, and does not return.
-[[noreturn]] void RunSeed(uint64_t seed, bool show);
+// Of the seed's faults, only those of these numbers happen; without any list, all.
+[[noreturn]] void RunSeed(uint64_t seed, bool show, const std::optional<std::set<unsigned>>& only);
 
 }  // namespace sim

@@ -350,7 +350,8 @@ void StopTasks(int process, uint64_t until) { State().stopped[process] = until; 
 
 void FailRun(const std::string& problem) {
   Note("FAILED: " + problem);
-  if (State().show) PrintWaiting();
+  const bool waits = problem.find("no progress") == 0 || problem.find("deadlock") == 0;
+  if (State().show && waits) PrintWaiting();
   std::printf("failed trace %016" PRIx64 ": %s\n", State().hash, problem.c_str());
   std::fflush(stdout);
   _exit(1);
