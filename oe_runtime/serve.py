@@ -274,7 +274,9 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
         rest.use_access(access)
         servers: list[RestServer | GrpcServer] = [rest]
         if grpc_server is not None:
-            servers.append(grpc_server(*address, options.grpc_port, max_body_bytes=body, access=access))
+            over_grpc = grpc_server(*address, options.grpc_port, max_body_bytes=body, access=access)
+            rest.grpc_calls = over_grpc.calls
+            servers.append(over_grpc)
         started: list[RestServer | GrpcServer] = []
         seconds = 0.0  # to end in
         try:
@@ -286,15 +288,7 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
             ports = dict(zip(("port", "grpc_port"), (server.port for server in servers), strict=False))
             facts = {"pid": os.getpid(), "host": options.host, "scheme": files.scheme, **ports}
             follower = _Follower(model, options, step, facts, files, servers)
-            served = model.checkpoint or options.model
-            grpc = f", gRPC on port {ports['grpc_port']}" if "grpc_port" in ports else ""
-            token = "" if options.request_token_file is None else ", with a token only"
-            place = f"{files.scheme}://{options.host}:{ports['port']}/v1/models/{options.name}"
-            print(f"serving {served} at {place}{grpc}{token}", flush=True)
-            if risk := files.describe_risk(options.host):
-                print(f"warning: {risk}", file=sys.stderr, flush=True)
-            if model.sources:
-                print(model.sources, flush=True)
+            _announce(model, options, files, ports)
             follower.run(ended)
             seconds = options.drain_seconds
         finally:
@@ -304,6 +298,18 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
             if started and options.ready_file is not None:
                 options.ready_file.unlink(missing_ok=True)
     return 0
+
+
+def _announce(model: Model, options: argparse.Namespace, files: AccessFiles, ports: dict[str, int]) -> None:
+    served = model.checkpoint or options.model
+    grpc = f", gRPC on port {ports['grpc_port']}" if "grpc_port" in ports else ""
+    token = "" if options.request_token_file is None else ", with a token only"
+    place = f"{files.scheme}://{options.host}:{ports['port']}/v1/models/{options.name}"
+    print(f"serving {served} at {place}{grpc}{token}", flush=True)
+    if risk := files.describe_risk(options.host):
+        print(f"warning: {risk}", file=sys.stderr, flush=True)
+    if model.sources:
+        print(model.sources, flush=True)
 
 
 class _Follower:

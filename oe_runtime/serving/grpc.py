@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
 from oe_runtime.errors import InputError, ServingError
 from oe_runtime.serving import requests
 from oe_runtime.serving.access import Access
 from oe_runtime.serving.messages import message, read_tensor, tensor_proto
+from oe_runtime.serving.metrics import Calls
 from oe_runtime.serving.model import Model
 
 _THREADS = 16
@@ -33,12 +36,12 @@ class GrpcServer:
     ) -> None:
         """Raises ServingError for an unavailable address. Without a certificate it never encrypts."""
         self._access = access
-        service = _Service(name, model, max_body_bytes)
+        self.calls = Calls()
+        service = _Service(name, model, max_body_bytes, self.calls)
 
         def method(answer: Callable[[Any], Any], name: str) -> Any:
             return grpc.unary_unary_rpc_method_handler(
-                lambda request, context: service.answer(context, lambda: answer(request)),
-                request_deserializer=message(f"{name}Request").FromString,
+                lambda sent, context: service.answer(context, lambda: answer(_parse(f"{name}Request", sent))),
                 response_serializer=lambda reply: reply.SerializeToString(),
             )
 
@@ -98,7 +101,7 @@ class GrpcServer:
 
 
 class _Guard(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses requests without the token before they are read."""
+    """Refuses requests without the token before they are read, and counts all."""
 
     def __init__(self, server: GrpcServer) -> None:
         self._server = server
@@ -106,15 +109,37 @@ class _Guard(grpc.ServerInterceptor):  # type: ignore[misc]
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         given = [value for name, value in details.invocation_metadata if name == "authorization"]
         refusal = self._server.access.refusal(str(given[0]) if given else None)
-        if not refusal:
-            return continuation(details)
-        return grpc.unary_unary_rpc_method_handler(
-            lambda _, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        )
+        handler = None if refusal else continuation(details)
+        name = details.method.rpartition("/")[2] if handler else "none"
+        status, said = grpc.StatusCode.UNIMPLEMENTED, f"there is no method {details.method}"
+        if refusal:
+            status, said = grpc.StatusCode.UNAUTHENTICATED, refusal
+        inner = handler.unary_unary if handler else lambda _, context: context.abort(status, said)
+
+        def answer(request: Any, context: Any) -> Any:
+            began = time.perf_counter()
+            self._server.calls.begin()
+            try:
+                return inner(request, context)
+            finally:
+                code = context.code()
+                code = "OK" if code is None else code.name
+                self._server.calls.end(name, code, time.perf_counter() - began)
+
+        serializer = handler.response_serializer if handler else None
+        return grpc.unary_unary_rpc_method_handler(answer, response_serializer=serializer)
+
+
+def _parse(name: str, sent: bytes) -> Any:
+    try:
+        return message(name).FromString(sent)
+    except DecodeError:
+        raise InputError(f"the request is not a {name}") from None
 
 
 class _Service:
-    def __init__(self, name: str, model: Model, max_body_bytes: int) -> None:
+    def __init__(self, name: str, model: Model, max_body_bytes: int, calls: Calls) -> None:
+        self._calls = calls
         self._name = name
         self._model = model
         self._most = max_body_bytes
@@ -139,6 +164,7 @@ class _Service:
         self._describe(reply.model_spec, version)
         for name in request.output_filter or outputs:
             reply.outputs[name].CopyFrom(tensor_proto(outputs[name]))
+        self._calls.add_examples(requests.count_examples(outputs))
         return reply
 
     def metadata(self, request: Any) -> Any:

@@ -179,6 +179,11 @@ def _not_finite(inputs: Mapping[str, Any], example: int | None) -> str:
     return ""
 
 
+def count_examples(outputs: Mapping[str, NDArray[Any]]) -> int:
+    """Return how many examples an answer has."""
+    return max((len(array) for array in outputs.values() if array.ndim), default=1)
+
+
 def describe_error(error: Exception) -> tuple[str, str]:
     """Return gRPC's name of an error's status, and the message for the client."""
     if isinstance(error, NotFound):

@@ -72,6 +72,7 @@ class RestServer:
         self.name = name
         self.model = model
         self.max_body_bytes = max_body_bytes
+        self.grpc_calls: metrics.Calls | None = None  # that /metrics shows too
         predictor = model.make_predictor(f"/v1/models/{name}:predict")
         threads = _THREADS
         if max_batch_size > 1:
@@ -149,7 +150,7 @@ class RestServer:
 
     def _metrics(self) -> bytes:
         stats = json.loads(self._server.stats())
-        return metrics.text(stats, self.model).encode()
+        return metrics.text(stats, self.model, self.grpc_calls).encode()
 
     def _lead(self, call: _core.PredictorCall) -> _core.HttpReply | None:
         """Return the answer for rows that are not there now, which `_answer` need not wait for again."""
@@ -199,8 +200,8 @@ class RestServer:
         inputs, by_row = requests.parse_inputs(request, self.model.inputs)
         outputs, answered = self.model.predict_versioned(inputs)
         requests.check_version(version, self.name, answered)
-        examples = max((len(array) for array in outputs.values() if array.ndim), default=1)
-        return requests.make_reply(outputs, inputs, by_row=by_row), examples
+        reply = requests.make_reply(outputs, inputs, by_row=by_row)
+        return reply, requests.count_examples(outputs)
 
 
 def _read_float(text: str) -> float:

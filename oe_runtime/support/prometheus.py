@@ -50,18 +50,19 @@ class Page:
             self._lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
         for labels, value in samples:
             if kind == "histogram":
-                self._add_histogram(name, value)
+                self._add_histogram(name, labels, value)
             else:
                 self._lines.append(_line(name, labels, value))
 
-    def _add_histogram(self, name: str, times: Mapping[str, Any]) -> None:
+    def _add_histogram(self, name: str, labels: Mapping[str, str], times: Mapping[str, Any]) -> None:
         """Add the samples of a histogram from the core's counts, which are per bucket."""
         total = 0
         for bound, count in zip([*times["bounds"], None], times["counts"], strict=True):
             total += count
             le = "+Inf" if bound is None else repr(float(bound))
-            self._lines.append(_line(f"{name}_bucket", {"le": le}, total))
-        self._lines += [_line(f"{name}_sum", {}, times["sum_seconds"]), _line(f"{name}_count", {}, total)]
+            self._lines.append(_line(f"{name}_bucket", {**labels, "le": le}, total))
+        self._lines.append(_line(f"{name}_sum", labels, times["sum_seconds"]))
+        self._lines.append(_line(f"{name}_count", labels, total))
 
     def text(self) -> str:
         """Return the page."""

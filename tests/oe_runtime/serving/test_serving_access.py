@@ -182,7 +182,7 @@ def test_health_needs_no_token(server, certificate):
         assert ask(server.port, client(certificate), "GET", path)[0] == 200
     assert ask(server.port, client(certificate), "GET", HEALTH_PATHS[0] + "/../../v1")[0] == 401
     page = ask(server.port, client(certificate), "GET", "/metrics", **BEARER)[1].decode()
-    assert 'oe_serving_requests_total{method="GET",status="401"}' in page
+    assert 'oe_serving_requests_total{protocol="http",method="GET",status="401"}' in page
 
 
 def test_two_tokens_are_no_request(server, certificate):
