@@ -37,6 +37,17 @@ class Tensor:
     lengths: str | None = None
 
 
+SIGNATURE = "serving_default"  # that requests mean without another
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and gives by one of its names."""
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+
 @dataclass(frozen=True)
 class Lookup:
     """Rows for `forward`: those of `table`, for the ids at this position in the outputs of `ids`."""

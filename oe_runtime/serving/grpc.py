@@ -12,6 +12,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from oe_runtime.errors import InputError, ServingError
+from oe_runtime.model_description import SIGNATURE
 from oe_runtime.serving import requests
 from oe_runtime.serving.access import Access
 from oe_runtime.serving.messages import message, read_tensor, tensor_proto
@@ -155,13 +156,14 @@ class _Service:
     def predict(self, request: Any) -> Any:
         self._check(request.model_spec)
         inputs = {name: self._array(name, tensor) for name, tensor in request.inputs.items()}
-        outputs, version = self._model.predict_versioned(inputs)
+        signature = requests.find_signature(request.model_spec.signature_name, self._model.signatures)
+        outputs, version = self._model.predict_versioned(inputs, signature)
         self._check(request.model_spec, version)
         unknown = set(request.output_filter) - outputs.keys()
         if unknown:
             raise InputError(f"the model has no output {sorted(unknown)[0]!r}; it has {', '.join(outputs)}")
         reply = message("PredictResponse")()
-        self._describe(reply.model_spec, version)
+        self._describe(reply.model_spec, version, signature)
         for name in request.output_filter or outputs:
             reply.outputs[name].CopyFrom(tensor_proto(outputs[name]))
         self._calls.add_examples(requests.count_examples(outputs))
@@ -184,15 +186,15 @@ class _Service:
 
     def _check(self, spec: Any, version: int | None = None) -> None:
         requests.check_name(spec.name, self._name)
-        requests.check_signature(spec.signature_name)
+        requests.find_signature(spec.signature_name, self._model.signatures)
         if spec.HasField("version_label"):
             requests.refuse_label(spec.version_label, self._model.version)
         asked = spec.version.value if spec.HasField("version") else None
         requests.check_version(asked, self._name, self._model.version if version is None else version)
 
-    def _describe(self, spec: Any, version: int) -> None:
+    def _describe(self, spec: Any, version: int, signature: str = SIGNATURE) -> None:
         spec.name = self._name
-        spec.signature_name = requests.SIGNATURE
+        spec.signature_name = signature
         spec.version.value = version
 
     def _array(self, name: str, tensor: Any) -> Any:

@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from oe_runtime import _core, published_weights
 from oe_runtime.client import Client
 from oe_runtime.errors import DataError, InputError, OeError, ServingError
-from oe_runtime.model_description import FILE, PROGRAM, Tensor
+from oe_runtime.model_description import FILE, PROGRAM, SIGNATURE, Signature, Tensor
 from oe_runtime.models.options import ModelOptions
 from oe_runtime.serving.checkpoints import ServedCheckpoint, ServedCheckpoints, ServedRows
 from oe_runtime.serving.connections import Connections
@@ -149,6 +149,11 @@ class Model:
         return list(self._loaded.outputs)
 
     @property
+    def signatures(self) -> dict[str, Signature]:
+        """What `predict_versioned` takes and gives by name; `serving_default` comes first."""
+        return {SIGNATURE: Signature(self._loaded.inputs, self._loaded.outputs), **self._loaded.others}
+
+    @property
     def version(self) -> int:
         """The step of the dense weights, and of the rows unless these are at servers; 1 without any."""
         if self._published_step is not None:
@@ -168,13 +173,15 @@ class Model:
         """
         return self.predict_versioned(inputs)[0]
 
-    def predict_versioned(self, inputs: Any) -> tuple[dict[str, NDArray[Any]], int]:
-        """Return the same, and the version that answered."""
-        arrays = self._checked(inputs)
+    def predict_versioned(
+        self, inputs: Any, signature: str = SIGNATURE
+    ) -> tuple[dict[str, NDArray[Any]], int]:
+        """Return the same of one of `signatures`, and the version that answered."""
+        arrays = self._checked(inputs, self.signatures[signature].inputs)
 
         def forward(arguments: Any) -> Any:
             if arguments is None:
-                return self._loaded.predict(arrays)
+                return self._loaded.predict(arrays, signature)
             return self._loaded.forward(arrays, arguments)
 
         return self._answer(lambda client: self._loaded.look_up(arrays, client), forward)
@@ -246,8 +253,8 @@ class Model:
             return ""
         return f"step {self.version} is served; step {coming[0]} was published {seconds:.0f} s ago"
 
-    def _checked(self, inputs: Any) -> dict[str, NDArray[Any]]:
-        wanted = {tensor.name: tensor for tensor in self._loaded.inputs}
+    def _checked(self, inputs: Any, tensors: Sequence[Tensor]) -> dict[str, NDArray[Any]]:
+        wanted = {tensor.name: tensor for tensor in tensors}
         if not isinstance(inputs, Mapping):
             if len(wanted) != 1:
                 raise InputError(f"the model has {len(wanted)} inputs ({', '.join(wanted)}); name each")

@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.errors import InputError, OeError, ServerLost, ServingError
-from oe_runtime.model_description import Tensor
+from oe_runtime.model_description import SIGNATURE, Signature, Tensor
 from oe_runtime.serving.model import Model
-
-SIGNATURE = "serving_default"
 
 # TensorFlow's names of dtypes.
 _DTYPES = {"float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE"}
@@ -27,8 +25,8 @@ _SAME_NAMES = "bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool s
 _DTYPES |= {name: f"DT_{name.upper()}" for name in _SAME_NAMES.split()}
 
 
-def parse_inputs(request: Any, tensors: Sequence[Tensor]) -> tuple[dict[str, Any], bool]:
-    """Return the inputs of a predict request by name, and whether they come by row ("instances").
+def parse_inputs(request: Any, signatures: Mapping[str, Signature]) -> tuple[str, dict[str, Any], bool]:
+    """Return a predict request's signature, its inputs by name, and whether they come by row ("instances").
 
     Raises InputError.
     """
@@ -36,25 +34,26 @@ def parse_inputs(request: Any, tensors: Sequence[Tensor]) -> tuple[dict[str, Any
         raise InputError("the body is not a JSON object")
     if unknown := request.keys() - {"signature_name", "instances", "inputs"}:
         raise InputError(f"the request has an unknown field {sorted(unknown)[0]!r}")
-    check_signature(request.get("signature_name", ""))
+    name = find_signature(request.get("signature_name", ""), signatures)
+    tensors = signatures[name].inputs
     if ("instances" in request) == ("inputs" in request):
         raise InputError("the request must have one of 'instances' and 'inputs'")
     if "inputs" in request:
         inputs = request["inputs"]
         if not isinstance(inputs, dict):
             inputs = {_only(tensors): inputs}
-        return _without_base64(inputs, tensors), False
+        return name, _without_base64(inputs, tensors), False
     rows = request["instances"]
     if not isinstance(rows, list) or not rows:
         raise InputError("'instances' must be a list of at least one example")
     named = [isinstance(row, dict) and row.keys() != {"b64"} for row in rows]
     if not any(named):
-        return _without_base64({_only(tensors): rows}, tensors), True
+        return name, _without_base64({_only(tensors): rows}, tensors), True
     first = rows[0].keys() if named[0] else set()
     for i, row in enumerate(rows):
         if not named[i] or row.keys() != first:
             raise InputError(f"'instances': example {i} has other inputs than the first")
-    return _without_base64({name: [row[name] for row in rows] for name in first}, tensors), True
+    return name, _without_base64({one: [row[one] for row in rows] for one in first}, tensors), True
 
 
 class NotFound(OeError):
@@ -84,10 +83,14 @@ def refuse_label(label: str, version: int) -> None:
     )
 
 
-def check_signature(name: Any) -> None:
-    """Raise InputError for a signature that the model lacks."""
-    if name not in ("", SIGNATURE):
-        raise InputError(f"the model has no signature {name!r}; it has {SIGNATURE!r}")
+def find_signature(name: Any, signatures: Mapping[str, Signature]) -> str:
+    """Return the asked signature's name. Raises InputError for one that the model lacks."""
+    if name == "":
+        return SIGNATURE
+    if not isinstance(name, str) or name not in signatures:
+        has = ", ".join(repr(one) for one in signatures)
+        raise InputError(f"the model has no signature {name!r}; it has {has}")
+    return name
 
 
 def _only(tensors: Sequence[Tensor]) -> str:
@@ -217,15 +220,18 @@ def status(model: Model) -> dict[str, Any]:
 
 def metadata(name: str, model: Model) -> dict[str, Any]:
     """Return the reply to GET /v1/models/NAME/metadata."""
-    signature = {
-        "inputs": {tensor.name: _tensor_info(tensor) for tensor in model.inputs},
-        "outputs": {tensor.name: _tensor_info(tensor) for tensor in model.outputs},
-        "method_name": "tensorflow/serving/predict",
-        "defaults": {},
+    signatures = {
+        one: {
+            "inputs": {tensor.name: _tensor_info(tensor) for tensor in signature.inputs},
+            "outputs": {tensor.name: _tensor_info(tensor) for tensor in signature.outputs},
+            "method_name": "tensorflow/serving/predict",
+            "defaults": {},
+        }
+        for one, signature in model.signatures.items()
     }
     return {
         "model_spec": {"name": name, "signature_name": "", "version": str(model.version)},
-        "metadata": {"signature_def": {"signature_def": {SIGNATURE: signature}}},
+        "metadata": {"signature_def": {"signature_def": signatures}},
     }
 
 

@@ -197,8 +197,8 @@ class RestServer:
             request = json.loads(body, parse_float=_read_float if _LARGE.search(body) else None)
         except (ValueError, RecursionError) as error:
             raise _Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
-        inputs, by_row = requests.parse_inputs(request, self.model.inputs)
-        outputs, answered = self.model.predict_versioned(inputs)
+        signature, inputs, by_row = requests.parse_inputs(request, self.model.signatures)
+        outputs, answered = self.model.predict_versioned(inputs, signature)
         requests.check_version(version, self.name, answered)
         reply = requests.make_reply(outputs, inputs, by_row=by_row)
         return reply, requests.count_examples(outputs)

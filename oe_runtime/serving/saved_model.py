@@ -16,7 +16,7 @@ from tensorflow.python.eager import context
 from oe_runtime import _core
 from oe_runtime.client import Client
 from oe_runtime.errors import InputError, OeError, ServingError
-from oe_runtime.model_description import FILE, Description, Tensor
+from oe_runtime.model_description import FILE, SIGNATURE, Description, Signature, Tensor
 from oe_runtime.serving.without_rows import Arrays, WithoutRows, outside
 
 
@@ -36,21 +36,24 @@ def load(path: Path) -> SavedWithoutRows | WithRows:
 
 
 class WithRows:
-    """A SavedModel that includes its rows, served by its signature."""
+    """A SavedModel that includes its rows, served by its signatures."""
 
     def __init__(self, path: Path, loaded: Any) -> None:
         try:
-            self._function = loaded.signatures["serving_default"]
+            self._function = loaded.signatures[SIGNATURE]
         except KeyError:
-            raise ServingError(f"{path} has no signature serving_default") from None
+            raise ServingError(f"{path} has no signature {SIGNATURE}") from None
         self._loaded = loaded  # its variables live as long as it does
-        self.inputs = [_tensor(n, s) for n, s in self._function.structured_input_signature[1].items()]
-        self.outputs = [_tensor(name, spec) for name, spec in self._function.structured_outputs.items()]
+        own = _signature(self._function)
+        self.inputs, self.outputs = own.inputs, own.outputs
+        self.others = {n: _signature(one) for n, one in loaded.signatures.items() if n != SIGNATURE}
 
-    def predict(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        """Return outputs by name. Raises InputError."""
+    def predict(self, inputs: Arrays, signature: str) -> dict[str, NDArray[Any]]:
+        """Return a signature's outputs by name. Raises InputError."""
         with _refusals(inputs):
-            outputs = self._function(**{name: _constant(array) for name, array in inputs.items()})
+            outputs = self._loaded.signatures[signature](
+                **{name: _constant(array) for name, array in inputs.items()}
+            )
         return {name: np.asarray(value) for name, value in outputs.items()}
 
     def make_predictor(self, target: str) -> _core.Predictor | None:
@@ -221,6 +224,13 @@ def _refusals(inputs: Arrays) -> Iterator[None]:
 
 def _constant(array: NDArray[Any]) -> Any:
     return tf.constant(array, tf.string if array.dtype == object else None)
+
+
+def _signature(function: Any) -> Signature:
+    return Signature(
+        [_tensor(name, spec) for name, spec in function.structured_input_signature[1].items()],
+        [_tensor(name, spec) for name, spec in function.structured_outputs.items()],
+    )
 
 
 def _tensor(name: str, spec: Any) -> Tensor:

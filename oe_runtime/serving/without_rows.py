@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from oe_runtime import _core
 from oe_runtime.client import Client
 from oe_runtime.errors import InputError, KeyRangeError, ServingError
-from oe_runtime.model_description import LENGTHS, Description
+from oe_runtime.model_description import LENGTHS, Description, Signature
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -34,6 +34,7 @@ class WithoutRows:
         """`weights` are the shape and dtype of each of the description's."""
         self._path = path
         self.description = description
+        self.others: Mapping[str, Signature] = {}  # besides that of `inputs` and `outputs`
         self.inputs = description.inputs
         self.outputs = description.outputs
         names = [spec["name"] for spec in description.tables]

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from oe_runtime.errors import ServingError
-from oe_runtime.model_description import Tensor
+from oe_runtime.model_description import Signature, Tensor
 from oe_runtime.serving.rest import RestServer
 
 PATH = "/v1/models/echo:predict"
@@ -38,6 +38,7 @@ class _Echo:
     is_ending = False
     inputs = (Tensor("x", "float32", (None,)),)
     outputs = (Tensor("y", "float32", (None,)),)
+    signatures = {"serving_default": Signature(inputs, outputs)}  # noqa: RUF012
 
     def make_predictor(self, target):
         return None
@@ -45,7 +46,7 @@ class _Echo:
     def lead(self, call):
         raise AssertionError(call)
 
-    def predict_versioned(self, inputs):
+    def predict_versioned(self, inputs, *signature):
         return {"y": np.asarray(inputs["x"], np.float32)}, 1
 
 
@@ -179,10 +180,10 @@ from test_serving_http import PATH, BODY, _Echo
 from oe_runtime.serving.rest import RestServer
 
 class Slow(_Echo):
-    def predict_versioned(self, inputs):
+    def predict_versioned(self, inputs, *signature):
         begun.set()
         time.sleep(0.5)
-        return super().predict_versioned(inputs)
+        return super().predict_versioned(inputs, *signature)
 
 begun = threading.Event()
 server = RestServer("echo", Slow(), "127.0.0.1", 0)
@@ -346,10 +347,10 @@ def test_bad_compressed_bodies_are_refused(server, packed, coding, status):
 
 def test_more_requests_than_may_wait_are_refused_at_once():
     class Slow(_Echo):
-        def predict_versioned(self, inputs):
+        def predict_versioned(self, inputs, *signature):
             begun.release()
             assert go_on.wait(60)
-            return super().predict_versioned(inputs)
+            return super().predict_versioned(inputs, *signature)
 
     begun, go_on = threading.Semaphore(0), threading.Event()
     server = RestServer("echo", Slow(), "127.0.0.1", 0, max_queued_requests=2)

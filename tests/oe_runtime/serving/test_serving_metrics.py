@@ -63,7 +63,7 @@ def test_a_model_that_cannot_answer_is_not_ready(server):
     assert scrape(server)[("oe_serving_ready",)] == 1
     server.model.unavailable = "the servers are gone"
 
-    def lose(inputs):
+    def lose(*_):
         raise ServingError(server.model.unavailable)
 
     server.model.predict_versioned = lose

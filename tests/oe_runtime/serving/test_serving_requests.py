@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import oe_runtime.keras as embed
-from oe_runtime.model_description import Tensor
+from oe_runtime.model_description import Signature, Tensor
 from oe_runtime.serving import Model
 from oe_runtime.serving.rest import RestServer
 
@@ -180,6 +180,7 @@ class _Echo:
     version = 1
     inputs = (Tensor("x", "float32", (None,)),)
     outputs = (Tensor("y", "float32", (None,)),)
+    signatures = {"serving_default": Signature(inputs, outputs)}  # noqa: RUF012
     answer = None
 
     def __init__(self) -> None:
@@ -195,7 +196,7 @@ class _Echo:
     def lead(self, call):
         raise AssertionError(call)
 
-    def predict_versioned(self, inputs):
+    def predict_versioned(self, inputs, *signature):
         with self._lock:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)

@@ -29,8 +29,13 @@ def serving(tmp_path_factory):
             "known": tf.where(tf.math.is_nan(x), 0.0, 1.0),
         }
 
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "word")])
+    def measure(word):
+        return {"bytes": tf.strings.length(word)}
+
     directory = tmp_path_factory.mktemp("values")
-    tf.saved_model.save(tf.Module(), str(directory / "model"), {"serving_default": answer})
+    signatures = {"serving_default": answer, "measure": measure}
+    tf.saved_model.save(tf.Module(), str(directory / "model"), signatures)
     with Serving(directory, directory / "model") as serving:
         yield serving
 
@@ -151,3 +156,32 @@ def test_version_labels_are_refused(serving):
             request.model_spec.version_label = "stable"
             code, message = grpc.refusal(call, request)
             assert (code, said in message) == ("INVALID_ARGUMENT", True), message
+
+
+def test_each_signature_is_answered_and_described(serving):
+    status, reply = serving.ask(":predict", {"signature_name": "measure", "instances": ["abc", b64(b"\xff")]})
+    assert (status, reply) == (200, {"predictions": [3, 1]})
+    status, reply = serving.ask(":predict", {"signature_name": "measure", "inputs": {"word": ["ab"]}})
+    assert (status, reply) == (200, {"outputs": [2]})
+    known = "it has 'serving_default', 'measure'"
+    for name, said in [("other", known), (3, "no signature 3"), (None, "signature None")]:
+        status, reply = serving.ask(":predict", {"signature_name": name, "instances": ["abc"]})
+        assert (status, said in reply["error"]) == (400, True), reply
+    status, reply = serving.ask(":predict", {"signature_name": "measure", "inputs": {"text": ["a"]}})
+    assert (status, reply["error"]) == (400, "the model has no input 'text'; it has word")
+    _, reply = serving.ask("/metadata")
+    found = reply["metadata"]["signature_def"]["signature_def"]
+    assert {name: sorted(one["inputs"]) for name, one in found.items()} == {
+        "serving_default": ["text", "x"],
+        "measure": ["word"],
+    }
+    assert found["measure"]["outputs"]["bytes"]["dtype"] == "DT_INT32"
+    with serving.grpc() as grpc:
+        request = grpc.request({"word": np.array([b"abc", b""], object)})
+        request.model_spec.signature_name = "measure"
+        answer = grpc.prediction.Predict(request, timeout=60)
+        assert list(answer.outputs["bytes"].int_val) == [3, 0]
+        assert answer.model_spec.signature_name == "measure"
+        request.model_spec.signature_name = "other"
+        code, message = grpc.refusal(grpc.prediction.Predict, request)
+        assert (code, known in message) == ("INVALID_ARGUMENT", True)
