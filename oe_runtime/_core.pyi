@@ -137,21 +137,35 @@ class PredictorCall:
     def pull(self, client: Client) -> None: ...
     def forward(self) -> None: ...
 
+class Program: ...
+
+class TensorFlowFunction(Program):
+    def __init__(
+        self, library: str, bindings: str, context: Any, name: str, captured: list[Any], outputs: int
+    ) -> None: ...
+
+class TorchProgram(Program):
+    def __init__(
+        self,
+        library: str,
+        torch: str,
+        weights: Sequence[tuple[str, str, int, Sequence[int], Sequence[int]]],
+        instances: int,
+    ) -> None: ...
+    def call(self, arguments: Sequence[NDArray[Any]]) -> list[NDArray[Any]]: ...
+
 class Predictor:
     def __init__(
         self,
-        *,
         target: str,
-        library: str,
-        bindings: str,
-        context: Any,
         inputs: Sequence[tuple[str, str, Sequence[int]]],
         outputs: Sequence[tuple[str, str]],
-        forward: tuple[str, Sequence[Any]],
+        forward: Program,
+        ids: Program | None,
+        *,
         arguments: Sequence[tuple[str, int]],
-        ids: tuple[str, Sequence[Any]] | None = None,
         ids_inputs: Sequence[int] = ...,
-        ids_outputs: int = 0,
+        limits: Sequence[int] = ...,
         lookups: Sequence[tuple[int, int]] = ...,
         groups: Sequence[Sequence[int]] = ...,
     ) -> None: ...

@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     options = _parser().parse_args(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if options.compile_to is not None:  # a request's thread is enough
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     ended = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         # In a thread: a handler that interrupts the beginning of a wait would wait for its lock forever.
@@ -120,6 +122,13 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds after SIGTERM for requests; a computation is waited for (default: %(default)s)",
     )
     _add_access(parser)
+    parser.add_argument(
+        "--compile-to",
+        type=Path,
+        metavar="DIR",
+        help="compile a model of oe_runtime.torch.export for this machine by PyTorch's AOTInductor, which "
+        "takes up to some minutes and needs g++, and keep it in this directory for the next start",
+    )
     _add_limits(parser)
     parser.add_argument(
         "--storage", choices=STORAGES, default="dram", help="memory of the rows (default: %(default)s)"
@@ -258,6 +267,7 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
         storage=storage,
         seconds=options.request_seconds,
         step=(step := _read_step(options.step_file)),
+        compile_to=options.compile_to,
     ) as model:
         address = (options.name, model, options.host)
         body = options.max_body_bytes

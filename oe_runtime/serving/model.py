@@ -54,6 +54,7 @@ class Model:
         threads: int = 0,
         seconds: float = 60.0,
         step: int | None = None,
+        compile_to: Path | None = None,
     ) -> Model:
         """Load a model and its rows. Imports PyTorch for a model of that, TensorFlow for any other.
 
@@ -65,17 +66,18 @@ class Model:
         (``Client(…, read_only=True)``) the running servers give the rows, and `rows`, if given, only the
         dense weights. Up to four requests look up at a time then, over connections like that client's; others
         wait up to `seconds` for one. Both may be URLs of an object store: the model is fetched once, the rows
-        again with each newer checkpoint. With `step` it is pinned, see `pin`. Raises ServingError,
-        CheckpointError, SpecMismatch, StorageError.
+        again with each newer checkpoint. With `step` it is pinned, see `pin`. With `compile_to`, a model
+        of PyTorch is compiled for this machine, which takes up to some minutes, and kept in that directory
+        for the next load. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
         """
         if remote_files.is_remote(model):
             url = RemotePath(str(model).rstrip("/"))
             with tempfile.TemporaryDirectory(prefix="oe-serving-") as copy:
                 of_run = _fetch(url, Path(copy))
                 rows = url.url if of_run and rows is None and client is None else rows
-                more: dict[str, Any] = {"client": client, "storage": storage, "threads": threads}
+                more: dict[str, Any] = {"client": client, "storage": storage, "compile_to": compile_to}
                 try:
-                    return cls.load(copy, rows, seconds=seconds, step=step, **more)
+                    return cls.load(copy, rows, threads=threads, seconds=seconds, step=step, **more)
                 except ServingError as error:
                     raise ServingError(str(error).replace(copy, url.url)) from error
         path = Path(model)
@@ -84,9 +86,9 @@ class Model:
         if not is_model(path):
             rows = path if rows is None and client is None else rows
             with tempfile.TemporaryDirectory(prefix="oe-serving-") as directory:
-                loaded = _load(_write_serving_model(path, Path(directory) / "model"))
+                loaded = _load(_write_serving_model(path, Path(directory) / "model"), compile_to)
         else:
-            loaded = _load(path)
+            loaded = _load(path, compile_to)
         if not isinstance(loaded, WithoutRows):
             if rows is not None or client is not None:
                 raise ServingError(f"{path} includes its rows; serve it without other rows or servers")
@@ -429,13 +431,17 @@ def is_torch(path: str | os.PathLike[str]) -> bool:
         raise ServingError(f"cannot read {remote_files.describe(error)}") from error
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, compile_to: Path | None) -> Any:
     if is_torch(path):
         try:
             from oe_runtime.serving import torch_program
         except ImportError as error:
             raise ServingError(f"{path} needs PyTorch ({error}): pip install 'oeprov[torch]'") from error
-        return torch_program.load(path)
+        return torch_program.load(path, compile_to)
+    if compile_to is not None:
+        raise ServingError(
+            f"{path} is a model of TensorFlow; --compile-to is for exports of PyTorch: leave it out"
+        )
     from oe_runtime.serving import saved_model
 
     return saved_model.load(path)

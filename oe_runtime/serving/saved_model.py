@@ -87,8 +87,8 @@ class SavedWithoutRows(WithoutRows):
             sources = _sources_of_ids(self._ids, [tensor.dtype for tensor in self.inputs])
             if sources is not None:
                 rows["ids_inputs"] = sources
-            elif (count := len(self._ids.outputs)) <= _FEW:  # in the order of ids_0, ids_1, …
-                rows |= {"ids": _function(self._ids), "ids_inputs": inputs, "ids_outputs": count}
+            elif len(self._ids.outputs) <= _FEW:  # in the order of ids_0, ids_1, …
+                rows |= {"ids": self._ids, "ids_inputs": inputs}
             else:
                 return None
         return _predictor(target, self.inputs, self.outputs, self._forward, places, **rows)
@@ -124,9 +124,17 @@ def _arguments_of(function: Any) -> list[str]:
     return list(function._arg_keywords)
 
 
-def _function(function: Any) -> tuple[str, list[Any]]:
-    """Return the name of a signature's function in TensorFlow's context, and the variables that it reads."""
-    return function.function_def.signature.name, list(function.captured_inputs)
+def _function(function: Any, outputs: int) -> _core.TensorFlowFunction:
+    """Return a signature's function in TensorFlow's context, with the variables that it reads."""
+    directory = Path(tf.__file__).parent
+    return _core.TensorFlowFunction(
+        str(directory / "libtensorflow_cc.so.2"),
+        str(directory / "python" / "lib_pywrap_tensorflow_common.so"),
+        context.context()._handle,
+        function.function_def.signature.name,
+        list(function.captured_inputs),
+        outputs,
+    )
 
 
 def _predictor(
@@ -135,22 +143,20 @@ def _predictor(
     outputs: Sequence[Tensor],
     forward: Any,
     arguments: Sequence[tuple[str, int]],
+    ids: Any = None,
     **rows: Any,
 ) -> _core.Predictor | None:
     """Return a predictor of the core; None for types that it does not read, or in other TensorFlows."""
     if any(tensor.shape is None for tensor in inputs):
         return None
     types = {tensor.name: tensor.dtype for tensor in outputs}
-    directory = Path(tf.__file__).parent
     try:
         return _core.Predictor(
-            target=target,
-            library=str(directory / "libtensorflow_cc.so.2"),
-            bindings=str(directory / "python" / "lib_pywrap_tensorflow_common.so"),
-            context=context.context()._handle,
-            inputs=[(t.name, t.dtype, [-1 if n is None else n for n in t.shape or ()]) for t in inputs],
-            outputs=[(name, types[name]) for name in sorted(types)],  # as TensorFlow flattens them
-            forward=_function(forward),
+            target,
+            [(t.name, t.dtype, [-1 if n is None else n for n in t.shape or ()]) for t in inputs],
+            [(name, types[name]) for name in sorted(types)],  # as TensorFlow flattens them
+            _function(forward, len(types)),
+            None if ids is None else _function(ids, len(ids.outputs)),
             arguments=arguments,
             **rows,
         )

@@ -186,8 +186,7 @@ def _(ids: Any, table: str, dim: int, double: bool, lookup: int) -> Any:
     return ids.new_empty((*ids.shape, dim), dtype=torch.float64 if double else torch.float32)
 
 
-@torch.library.custom_op("oe_runtime::bags", mutates_args=())  # type: ignore[untyped-decorator]
-def _bags(
+def pool_bags(
     rows: torch.Tensor,
     begins: torch.Tensor,
     weights: torch.Tensor | None,
@@ -199,13 +198,16 @@ def _bags(
         begins = torch.cat([begins.new_zeros(1), counted.cumsum(0)])[begins]
         rows, weights = rows[counted], None if weights is None else weights[counted]
     if mode == "mean" and rows.dtype == torch.float32:  # the same numbers as the core's
-        sizes = torch.diff(begins, append=begins.new_tensor([len(rows)]))
-        mode, weights = "sum", (1 / sizes.to(rows.dtype)).repeat_interleave(sizes)
-    numbers = torch.arange(len(rows), device=rows.device)
+        sizes = torch.diff(begins, append=begins.new_full((1,), rows.shape[0]))
+        mode, weights = "sum", (1 / sizes.to(rows.dtype)).repeat_interleave(sizes, output_size=rows.shape[0])
+    numbers = torch.arange(rows.shape[0], device=rows.device)
     found: torch.Tensor = torch.nn.functional.embedding_bag(
         numbers, rows, begins, mode=mode, per_sample_weights=weights
     )
     return found
+
+
+_bags = torch.library.custom_op("oe_runtime::bags", pool_bags, mutates_args=())
 
 
 @_bags.register_fake  # type: ignore[untyped-decorator]

@@ -1,4 +1,5 @@
 #include <dlfcn.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <cstdio>
@@ -16,6 +17,8 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/front/http_server.h"
 #include "oe_runtime/core/front/predictor.h"
+#include "oe_runtime/core/front/tensorflow.h"
+#include "oe_runtime/core/front/torch_program.h"
 #include "oe_runtime/core/wire/tls.h"
 
 namespace py = pybind11;
@@ -46,54 +49,81 @@ NumberType TypeOf(const std::string& name) {
   return *type;
 }
 
-// A predictor, and the tensors of Python whose handles it has.
-struct OwnedPredictor {
-  std::unique_ptr<Predictor> predictor;
-  std::vector<py::object> tensors;
-};
-
 constexpr const char* kNoGzip =
     R"({"error": "the body is not one file of gzip, as its Content-Encoding says, or it is damaged"})";
 
-using Function = std::pair<std::string, std::vector<py::object>>;  // its name and captured tensors
+std::shared_ptr<TensorFlowFunction> NewTensorFlowFunction(const std::string& library,
+                                                          const std::string& bindings,
+                                                          const py::capsule& context, const std::string& name,
+                                                          const py::list& captured, size_t outputs) {
+  std::vector<TFE_TensorHandle*> handles;
+  for (const py::handle tensor : captured) handles.push_back(HandleOf(bindings, tensor));
+  return std::make_shared<TensorFlowFunction>(FindTensorFlow(library),
+                                              static_cast<TFE_Context*>(context.get_pointer()), name,
+                                              std::move(handles), outputs);
+}
 
-std::unique_ptr<OwnedPredictor> NewPredictor(
-    const std::string& target, const std::string& library, const std::string& bindings,
-    const py::capsule& context,
+using Weights =
+    std::vector<std::tuple<std::string, std::string, uintptr_t, std::vector<int64_t>, std::vector<int64_t>>>;
+
+std::shared_ptr<TorchProgram> NewTorchProgram(const std::string& library, const std::string& torch,
+                                              const Weights& weights, size_t instances) {
+  std::vector<TorchWeight> found;
+  for (const auto& [name, type, data, shape, strides] : weights)
+    found.push_back({name, type, reinterpret_cast<void*>(data), shape, strides});
+  return std::make_shared<TorchProgram>(library, torch, found, instances);
+}
+
+// Raises Error for arrays of other types, and TypeError for those that are not contiguous.
+std::vector<py::array> CallTorch(const TorchProgram& program, const std::vector<py::array>& arguments) {
+  std::vector<ProgramTensor> tensors(arguments.size()), found;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const py::array& one = arguments[i];
+    if ((one.flags() & py::array::c_style) == 0) throw py::type_error("an array is not contiguous");
+    tensors[i].type = TypeOf(py::str(one.dtype().attr("name")));
+    tensors[i].shape.assign(one.shape(), one.shape() + one.ndim());
+    tensors[i].data = const_cast<void*>(one.data());
+  }
+  {
+    const py::gil_scoped_release release;
+    std::vector<const ProgramTensor*> given;
+    for (const ProgramTensor& one : tensors) given.push_back(&one);
+    found = program.Call(given);
+  }
+  std::vector<py::array> outputs;
+  for (const ProgramTensor& one : found) {
+    if (!one.type) throw Error("an output has a type that the core does not read");
+    outputs.emplace_back(py::dtype(NameOf(*one.type)), one.shape, one.data);  // a copy
+  }
+  return outputs;
+}
+
+ForwardArgument::Kind KindOf(const std::string& name) {
+  if (name == "input") return ForwardArgument::Kind::kInput;
+  if (name == "rows") return ForwardArgument::Kind::kRows;
+  return name == "sizes" ? ForwardArgument::Kind::kSizes : ForwardArgument::Kind::kLookup;
+}
+
+std::unique_ptr<Predictor> NewPredictor(
+    const std::string& target,
     const std::vector<std::tuple<std::string, std::string, std::vector<int64_t>>>& inputs,
-    const std::vector<std::pair<std::string, std::string>>& outputs, const Function& forward,
-    const std::vector<std::pair<std::string, size_t>>& arguments, const std::optional<Function>& ids,
-    const std::vector<size_t>& ids_inputs, size_t ids_outputs,
+    const std::vector<std::pair<std::string, std::string>>& outputs, std::shared_ptr<Program> forward,
+    std::shared_ptr<Program> ids, const std::vector<std::pair<std::string, size_t>>& arguments,
+    const std::vector<size_t>& ids_inputs, const std::vector<int64_t>& limits,
     const std::vector<std::pair<uint32_t, uint32_t>>& lookups,
     const std::vector<std::vector<size_t>>& groups) {
-  auto owned = std::make_unique<OwnedPredictor>();
-  const auto function_of = [&](const Function& function, size_t returned) {
-    std::vector<TFE_TensorHandle*> captured;
-    for (const py::object& tensor : function.second) {
-      captured.push_back(HandleOf(bindings, tensor));
-      owned->tensors.push_back(tensor);
-    }
-    return std::make_unique<const TensorFlowFunction>(function.first, std::move(captured), returned);
-  };
   PredictorOptions options;
   options.target = target;
-  options.library = library;
-  options.context = static_cast<TFE_Context*>(context.get_pointer());
   for (const auto& [name, type, shape] : inputs) options.inputs.push_back({name, TypeOf(type), shape});
   for (const auto& [name, type] : outputs) options.outputs.push_back({name, TypeOf(type), {}, nullptr});
-  options.forward = function_of(forward, outputs.size());
-  for (const auto& [kind, number] : arguments) {
-    const auto of = kind == "input"  ? ForwardArgument::Kind::kInput
-                    : kind == "rows" ? ForwardArgument::Kind::kRows
-                                     : ForwardArgument::Kind::kSizes;
-    options.arguments.push_back({of, number});
-  }
-  if (ids) options.ids = function_of(*ids, ids_outputs);
+  options.forward = std::move(forward);
+  options.ids = std::move(ids);
+  for (const auto& [kind, number] : arguments) options.arguments.push_back({KindOf(kind), number});
   options.ids_inputs = ids_inputs;
+  options.limits = limits;
   options.lookups = lookups;
   options.groups = groups;
-  owned->predictor = std::make_unique<Predictor>(std::move(options));
-  return owned;
+  return std::make_unique<Predictor>(std::move(options));
 }
 
 std::optional<HttpReply> Lead(const py::function& lead, Predictor::Call* call) {
@@ -150,8 +180,7 @@ Owned NewServer(py::function answer, py::function unpack, py::object predictor, 
       options,
       [ask = Share(std::move(answer)), unpack_by = Share(std::move(unpack)), shared = Share(predictor),
        lead_by = Share(std::move(lead)),
-       fast = predictor.is_none() ? nullptr : predictor.cast<OwnedPredictor*>()->predictor.get()](
-          const HttpRequest& sent) {
+       fast = predictor.is_none() ? nullptr : predictor.cast<Predictor*>()](const HttpRequest& sent) {
         std::optional<HttpRequest> unpacked;
         if (sent.unpacked) unpacked = Unpack(*unpack_by, sent);
         if (sent.unpacked && !unpacked) return HttpReply{400, kNoGzip};
@@ -177,18 +206,25 @@ void BindFront(py::module_& module) {
   py::class_<Predictor::Call>(module, "PredictorCall", "A request that leads through its steps.")
       .def("pull", &Predictor::Call::Pull, py::call_guard<py::gil_scoped_release>(), py::arg("client"))
       .def("forward", &Predictor::Call::Forward, py::call_guard<py::gil_scoped_release>());
-  py::class_<OwnedPredictor>(module, "Predictor", "Answers for HttpServer without Python.")
-      .def(py::init(&NewPredictor), py::kw_only(), py::arg("target"), py::arg("library"), py::arg("bindings"),
-           py::arg("context"), py::arg("inputs"), py::arg("outputs"), py::arg("forward"),
-           py::arg("arguments"), py::arg("ids") = py::none(), py::arg("ids_inputs") = std::vector<size_t>(),
-           py::arg("ids_outputs") = 0, py::arg("lookups") = std::vector<std::pair<uint32_t, uint32_t>>(),
+  py::class_<Program, std::shared_ptr<Program>>(module, "Program", "A function of a model, for Predictor.");
+  py::class_<TensorFlowFunction, Program, std::shared_ptr<TensorFlowFunction>>(module, "TensorFlowFunction",
+                                                                               "One of TensorFlow.")
+      .def(py::init(&NewTensorFlowFunction), py::keep_alive<1, 6>(), py::arg("library"), py::arg("bindings"),
+           py::arg("context"), py::arg("name"), py::arg("captured"), py::arg("outputs"));
+  py::class_<TorchProgram, Program, std::shared_ptr<TorchProgram>>(module, "TorchProgram",
+                                                                   "One that AOTInductor compiled.")
+      .def(py::init(&NewTorchProgram), py::arg("library"), py::arg("torch"), py::arg("weights"),
+           py::arg("instances"))
+      .def("call", &CallTorch, py::arg("arguments"));
+  // Programs keep tensors of Python alive, and the predictor these programs.
+  py::class_<Predictor>(module, "Predictor", "Answers for HttpServer without Python.")
+      .def(py::init(&NewPredictor), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::arg("target"),
+           py::arg("inputs"), py::arg("outputs"), py::arg("forward"), py::arg("ids"), py::kw_only(),
+           py::arg("arguments"), py::arg("ids_inputs") = std::vector<size_t>(),
+           py::arg("limits") = std::vector<int64_t>(),
+           py::arg("lookups") = std::vector<std::pair<uint32_t, uint32_t>>(),
            py::arg("groups") = std::vector<std::vector<size_t>>())
-      .def(
-          "batch",
-          [](OwnedPredictor& self, size_t examples, double seconds) {
-            self.predictor->Batch(examples, seconds);
-          },
-          py::arg("examples"), py::arg("timeout_seconds"));
+      .def("batch", &Predictor::Batch, py::arg("examples"), py::arg("timeout_seconds"));
   py::class_<HttpReply>(module, "HttpReply", "An answer of HttpServer.")
       .def(py::init<unsigned, std::string, std::string, uint64_t>(), py::arg("status"), py::arg("body"),
            py::arg("type") = "application/json", py::arg("examples") = 0);

@@ -262,11 +262,24 @@ bool WriteNamed(const std::vector<JsonOutput>& outputs, const std::vector<std::s
 
 size_t BytesOf(NumberType type) { return type == NumberType::kFloat32 || type == NumberType::kInt32 ? 4 : 8; }
 
+const char* NameOf(NumberType type) {
+  switch (type) {
+    case NumberType::kFloat32:
+      return "float32";
+    case NumberType::kFloat64:
+      return "float64";
+    case NumberType::kInt32:
+      return "int32";
+    case NumberType::kInt64:
+      return "int64";
+  }
+  return "";
+}
+
 std::optional<NumberType> NumberTypeOf(std::string_view name) {
-  if (name == "float32") return NumberType::kFloat32;
-  if (name == "float64") return NumberType::kFloat64;
-  if (name == "int32") return NumberType::kInt32;
-  if (name == "int64") return NumberType::kInt64;
+  for (const NumberType type :
+       {NumberType::kFloat32, NumberType::kFloat64, NumberType::kInt32, NumberType::kInt64})
+    if (name == NameOf(type)) return type;
   return std::nullopt;
 }
 

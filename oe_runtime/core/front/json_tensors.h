@@ -13,7 +13,8 @@ namespace oe {
 
 enum class NumberType : uint8_t { kFloat32, kFloat64, kInt32, kInt64 };
 size_t BytesOf(NumberType type);
-// By its name in NumPy.
+// In NumPy.
+const char* NameOf(NumberType type);
 std::optional<NumberType> NumberTypeOf(std::string_view name);
 
 struct JsonInput {

@@ -4,17 +4,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <numeric>
 #include <thread>
 
 #include "oe_runtime/core/common/error.h"
 
 namespace oe {
 namespace {
-
-int64_t CountOf(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
 
 size_t ExamplesOf(const JsonRequest& request) {
   return static_cast<size_t>(request.inputs.front().shape.front());
@@ -27,73 +22,107 @@ bool IsInOrder(const PlannedGroup& group, const std::vector<size_t>& lookups) {
 
 }  // namespace
 
-Predictor::Predictor(PredictorOptions options)
-    : options_(std::move(options)), api_(FindTensorFlow(options_.library)) {}
+Predictor::Predictor(PredictorOptions options) : options_(std::move(options)) {}
+
+void Predictor::Call::FindIds(std::vector<ProgramTensor>* found) const {
+  const PredictorOptions& options = predictor_.options_;
+  if (!options.ids) {
+    for (const size_t input : options.ids_inputs) found->push_back(inputs_[input]);
+    return;
+  }
+  std::vector<const ProgramTensor*> arguments;
+  arguments.reserve(options.ids_inputs.size());
+  for (const size_t input : options.ids_inputs) arguments.push_back(&inputs_[input]);
+  *found = options.ids->Call(arguments);
+  for (const ProgramTensor& one : *found)
+    if (one.type != NumberType::kInt64) throw Error("the model computes ids that are not int64");
+  if (found->size() < options.limits.size()) throw Error("the model computes too few ids");
+  auto checked = found->end() - static_cast<std::ptrdiff_t>(options.limits.size());
+  for (const int64_t limit : options.limits) {
+    const auto* const numbers = static_cast<const int64_t*>(checked->data);
+    if (std::any_of(numbers, numbers + checked->count(), [&](int64_t id) { return id < 0 || id >= limit; }))
+      throw Error("an id is not in [0, " + std::to_string(limit) + ")");
+    ++checked;
+  }
+  found->resize(found->size() - options.limits.size());
+}
 
 void Predictor::Call::Pull(Client* client) {
-  const PredictorOptions& options = predictor_.options_;
-  std::vector<TF_Tensor*> arguments;
-  arguments.reserve(options.ids_inputs.size());
-  for (const size_t input : options.ids_inputs) arguments.push_back(inputs_[input].get());
-  std::vector<TensorFlowTensor> computed;
+  std::vector<ProgramTensor> tensors;
+  FindIds(&tensors);
   std::vector<std::vector<Key>> widened;
+  widened.reserve(tensors.size());
   std::vector<IdsView> ids;
-  if (options.ids) {
-    computed = options.ids->Call(&predictor_.api_, options.context, arguments);
-    for (const TensorFlowTensor& one : computed) {
-      if (!one.Is(NumberType::kInt64)) throw Error("the model computes ids that are not int64");
-      ids.push_back({static_cast<const Key*>(one.data()), static_cast<size_t>(CountOf(one.shape()))});
-    }
-  } else {
-    widened.reserve(options.ids_inputs.size());
-    for (const size_t input : options.ids_inputs) {
-      const TensorFlowTensor& tensor = inputs_[input];
-      const auto count = static_cast<size_t>(CountOf(tensor.shape()));
-      if (tensor.Is(NumberType::kInt64)) {
-        ids.push_back({static_cast<const Key*>(tensor.data()), count});
-      } else {
-        const auto* const numbers = static_cast<const int32_t*>(tensor.data());
-        std::vector<Key>& keys = widened.emplace_back();
-        for (size_t i = 0; i < count; ++i) keys.push_back(static_cast<Key>(int64_t{numbers[i]}));
-        ids.push_back({keys.data(), count});
-      }
+  for (const ProgramTensor& tensor : tensors) {
+    if (tensor.type == NumberType::kInt64) {
+      ids.push_back({static_cast<const Key*>(tensor.data), tensor.count()});
+    } else {
+      const auto* const numbers = static_cast<const int32_t*>(tensor.data);
+      std::vector<Key>& keys = widened.emplace_back();
+      for (size_t i = 0; i < tensor.count(); ++i) keys.push_back(static_cast<Key>(int64_t{numbers[i]}));
+      ids.push_back({keys.data(), tensor.count()});
     }
   }
-  const std::shared_ptr<PulledBatch> pulled = client->Pull(ids, options.lookups);
-  sizes_.clear();
-  for (const auto& lookup : options.lookups) sizes_.push_back(static_cast<int64_t>(ids[lookup.second].size));
+  TakeRows(client, *client->Pull(ids, predictor_.options_.lookups), tensors);
+}
+
+void Predictor::Call::TakeRows(Client* client, const PulledBatch& pulled,
+                               const std::vector<ProgramTensor>& ids) {
+  const PredictorOptions& options = predictor_.options_;
+  const std::vector<PlannedGroup>& groups = pulled.plan.groups;
+  std::vector<ProgramTensor> rows;
+  for (const PlannedGroup& group : groups) {
+    rows.push_back(
+        options.forward->New(group.is_float64 ? NumberType::kFloat64 : NumberType::kFloat32,
+                             {static_cast<int64_t>(group.inverse.size()), static_cast<int64_t>(group.dim)}));
+    client->Embeddings(pulled, static_cast<size_t>(&group - groups.data()), rows.back().data);
+  }
   for (const std::vector<size_t>& lookups : options.groups) {
-    const auto& groups = pulled->plan.groups;
     const auto group = std::find_if(groups.begin(), groups.end(),
                                     [&](const PlannedGroup& one) { return IsInOrder(one, lookups); });
     if (group == groups.end()) throw Error("the rows of several dtypes go together");
-    rows_.push_back(TensorFlowTensor::New(
-        &predictor_.api_, group->is_float64 ? NumberType::kFloat64 : NumberType::kFloat32,
-        {static_cast<int64_t>(group->inverse.size()), static_cast<int64_t>(group->dim)}));
-    client->Embeddings(*pulled, static_cast<size_t>(group - groups.begin()), rows_.back().data());
+    rows_.push_back(rows[static_cast<size_t>(group - groups.begin())]);
+  }
+  sizes_.clear();
+  lookups_.resize(options.lookups.size());
+  for (const auto& [table, number] : options.lookups)
+    sizes_.push_back(static_cast<int64_t>(ids[number].count()));
+  for (size_t i = 0; i < groups.size(); ++i) {
+    size_t before = 0;
+    for (const PlannedLookup& one : groups[i].lookups) {
+      const ProgramTensor& asked = ids[options.lookups[one.lookup].second];
+      ProgramTensor& lookup = lookups_[one.lookup];
+      lookup = rows[i];
+      lookup.data = static_cast<std::byte*>(lookup.data) + before * groups[i].row_bytes();
+      lookup.shape = asked.shape;
+      lookup.shape.push_back(static_cast<int64_t>(groups[i].dim));
+      before += asked.count();
+    }
   }
 }
 
 void Predictor::Call::Forward() {
   const PredictorOptions& options = predictor_.options_;
-  const TensorFlowTensor sizes =
-      TensorFlowTensor::New(&predictor_.api_, NumberType::kInt64, {static_cast<int64_t>(sizes_.size())});
-  std::memcpy(sizes.data(), sizes_.data(), sizes_.size() * sizeof(int64_t));
-  std::vector<TF_Tensor*> arguments;
+  const ProgramTensor sizes = options.forward->New(NumberType::kInt64, {static_cast<int64_t>(sizes_.size())});
+  std::memcpy(sizes.data, sizes_.data(), sizes_.size() * sizeof(int64_t));
+  std::vector<const ProgramTensor*> arguments;
   for (const ForwardArgument& argument : options.arguments) {
     switch (argument.kind) {
       case ForwardArgument::Kind::kInput:
-        arguments.push_back(inputs_[argument.number].get());
+        arguments.push_back(&inputs_[argument.number]);
         break;
       case ForwardArgument::Kind::kRows:
-        arguments.push_back(rows_.at(argument.number).get());
+        arguments.push_back(&rows_.at(argument.number));
         break;
       case ForwardArgument::Kind::kSizes:
-        arguments.push_back(sizes.get());
+        arguments.push_back(&sizes);
+        break;
+      case ForwardArgument::Kind::kLookup:
+        arguments.push_back(&lookups_.at(argument.number));
         break;
     }
   }
-  outputs_ = options.forward->Call(&predictor_.api_, options.context, arguments);
+  outputs_ = options.forward->Call(arguments);
 }
 
 void Predictor::Batch(size_t examples, double timeout_seconds) {
@@ -140,16 +169,16 @@ std::optional<HttpReply> Predictor::AnswerAlone(const JsonRequest& parsed, const
     Call call(this);
     for (size_t i = 0; i < options_.inputs.size(); ++i) {
       const NumberArray& array = parsed.inputs[i];
-      call.inputs_.push_back(TensorFlowTensor::New(&api_, options_.inputs[i].type, array.shape));
-      std::memcpy(call.inputs_.back().data(), array.bytes.data(), array.bytes.size());
+      call.inputs_.push_back(options_.forward->New(options_.inputs[i].type, array.shape));
+      std::memcpy(call.inputs_.back().data, array.bytes.data(), array.bytes.size());
     }
     if (std::optional<HttpReply> refused = lead(&call)) return refused;
     std::vector<JsonOutput> outputs = options_.outputs;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      const TensorFlowTensor& tensor = call.outputs_.at(i);
-      if (!tensor.Is(outputs[i].type)) return std::nullopt;
-      outputs[i].shape = tensor.shape();
-      outputs[i].data = tensor.data();
+      const ProgramTensor& tensor = call.outputs_.at(i);
+      if (tensor.type != outputs[i].type) return std::nullopt;
+      outputs[i].shape = tensor.shape;
+      outputs[i].data = tensor.data;
     }
     std::optional<std::string> body = WriteReply(outputs, parsed.by_row);
     if (!body) return std::nullopt;
@@ -167,8 +196,8 @@ void Predictor::AnswerTogether(const std::vector<Waiting*>& waiting, const Lead&
     for (size_t i = 0; i < options_.inputs.size(); ++i) {
       std::vector<int64_t> shape = waiting.front()->request->inputs[i].shape;
       shape.front() = static_cast<int64_t>(total);
-      call.inputs_.push_back(TensorFlowTensor::New(&api_, options_.inputs[i].type, shape));
-      auto* to = static_cast<std::byte*>(call.inputs_.back().data());
+      call.inputs_.push_back(options_.forward->New(options_.inputs[i].type, shape));
+      auto* to = static_cast<std::byte*>(call.inputs_.back().data);
       for (const Waiting* one : waiting) {
         const std::vector<std::byte>& bytes = one->request->inputs[i].bytes;
         std::memcpy(to, bytes.data(), bytes.size());
@@ -182,10 +211,10 @@ void Predictor::AnswerTogether(const std::vector<Waiting*>& waiting, const Lead&
     std::vector<JsonOutput> outputs = options_.outputs;
     std::vector<size_t> sizes;  // bytes of an example
     for (size_t i = 0; i < outputs.size(); ++i) {
-      const TensorFlowTensor& tensor = call.outputs_.at(i);
-      outputs[i].shape = tensor.shape();
-      outputs[i].data = tensor.data();
-      if (!tensor.Is(outputs[i].type)) return;
+      const ProgramTensor& tensor = call.outputs_.at(i);
+      outputs[i].shape = tensor.shape;
+      outputs[i].data = tensor.data;
+      if (tensor.type != outputs[i].type) return;
       if (outputs[i].shape.empty() || outputs[i].shape.front() != static_cast<int64_t>(total)) {
         if (merges_.exchange(false))
           std::fprintf(stderr, "warning: output %s has no row for each example; requests are not merged\n",

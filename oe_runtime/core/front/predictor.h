@@ -1,4 +1,4 @@
-// Answers of a SavedModel of numbers without Python: JSON, rows and TensorFlow. What it declines, Python
+// Answers of a model of numbers without Python: JSON, rows and the model's program. What it declines, Python
 // answers.
 #pragma once
 
@@ -14,31 +14,30 @@
 #include "oe_runtime/core/front/batch_queue.h"
 #include "oe_runtime/core/front/http_server.h"
 #include "oe_runtime/core/front/json_tensors.h"
-#include "oe_runtime/core/front/tensorflow.h"
+#include "oe_runtime/core/front/program.h"
 
 namespace oe {
 
 // What `forward` takes at one place.
 struct ForwardArgument {
-  enum class Kind : uint8_t { kInput, kRows, kSizes };
+  enum class Kind : uint8_t { kInput, kRows, kSizes, kLookup };
   Kind kind = Kind::kInput;
-  size_t number = 0;  // of the input, or of the group of lookups
+  size_t number = 0;  // of the input, the group of lookups, or the lookup
 };
 
 struct PredictorOptions {
   std::string target;  // of requests
-  std::string library;
-  TFE_Context* context = nullptr;
   std::vector<JsonInput> inputs;
   std::vector<JsonOutput> outputs;  // in the order of `forward`; without shape and data
-  std::unique_ptr<const TensorFlowFunction> forward;
+  std::shared_ptr<const Program> forward;
   std::vector<ForwardArgument> arguments;
   // Of models whose rows are elsewhere (model_description.py). Either `ids` computes the ids from the inputs
   // in this order, or they are inputs, flat.
-  std::unique_ptr<const TensorFlowFunction> ids;
+  std::shared_ptr<const Program> ids;
   std::vector<size_t> ids_inputs;
+  std::vector<int64_t> limits;  // of what `ids` returns after the ids: it must be from 0 to below these
   std::vector<std::pair<uint32_t, uint32_t>> lookups;
-  std::vector<std::vector<size_t>> groups;
+  std::vector<std::vector<size_t>> groups;  // of which `forward` takes the rows of each as one tensor
 };
 
 class Predictor {
@@ -59,8 +58,11 @@ class Predictor {
    private:
     friend class Predictor;
     explicit Call(const Predictor* predictor) : predictor_(*predictor) {}
+    void FindIds(std::vector<ProgramTensor>* found) const;
+    void TakeRows(Client* client, const PulledBatch& pulled, const std::vector<ProgramTensor>& ids);
+
     const Predictor& predictor_;
-    std::vector<TensorFlowTensor> inputs_, rows_, outputs_;
+    std::vector<ProgramTensor> inputs_, rows_, lookups_, outputs_;
     std::vector<int64_t> sizes_;
   };
   // Calls Pull(), where there are lookups, and Forward(). Returns what to answer where they are not possible
@@ -82,7 +84,6 @@ class Predictor {
   void AnswerTogether(const std::vector<Waiting*>& waiting, const Lead& lead) const;
 
   const PredictorOptions options_;
-  const TensorFlowApi api_;
   std::unique_ptr<BatchQueue> queue_;
   mutable std::atomic<bool> merges_{true};  // the model's outputs have a row for each example
 };

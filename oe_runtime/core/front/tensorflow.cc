@@ -22,6 +22,13 @@ int CodeOf(NumberType type) {
   return 0;
 }
 
+std::optional<NumberType> TypeOf(int code) {
+  for (const NumberType type :
+       {NumberType::kFloat32, NumberType::kFloat64, NumberType::kInt32, NumberType::kInt64})
+    if (CodeOf(type) == code) return type;
+  return std::nullopt;
+}
+
 class Status {
  public:
   explicit Status(const TensorFlowApi* api) : api_(api), status_(api->new_status(), api->delete_status) {}
@@ -66,60 +73,55 @@ TensorFlowApi FindTensorFlow(const std::string& library) {
   return api;
 }
 
-TensorFlowTensor TensorFlowTensor::New(const TensorFlowApi* api, NumberType type,
-                                       const std::vector<int64_t>& shape) {
-  size_t bytes = BytesOf(type);
-  for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
+ProgramTensor TensorFlowFunction::New(NumberType type, std::vector<int64_t> shape) const {
+  const size_t bytes = BytesOf(type) * static_cast<size_t>(CountOf(shape));
   TF_Tensor* const tensor =
-      api->allocate_tensor(CodeOf(type), shape.data(), static_cast<int>(shape.size()), bytes);
+      api_.allocate_tensor(CodeOf(type), shape.data(), static_cast<int>(shape.size()), bytes);
   if (tensor == nullptr) throw Error("TensorFlow has no memory for a tensor");
-  return {api, tensor};
+  return {type, std::move(shape), api_.tensor_data(tensor), {tensor, api_.delete_tensor}};
 }
 
-std::vector<int64_t> TensorFlowTensor::shape() const {
-  std::vector<int64_t> shape(static_cast<size_t>(api_->num_dims(tensor_.get())));
-  for (size_t i = 0; i < shape.size(); ++i) shape[i] = api_->dim(tensor_.get(), static_cast<int>(i));
-  return shape;
-}
-
-bool TensorFlowTensor::Is(NumberType type) const { return api_->tensor_type(tensor_.get()) == CodeOf(type); }
-
-std::vector<TensorFlowTensor> TensorFlowFunction::Call(const TensorFlowApi* api, TFE_Context* context,
-                                                       const std::vector<TF_Tensor*>& arguments) const {
+std::vector<ProgramTensor> TensorFlowFunction::Call(
+    const std::vector<const ProgramTensor*>& arguments) const {
   using Handle = std::unique_ptr<TFE_TensorHandle, void (*)(TFE_TensorHandle*)>;
-  const Status status(api);
-  const std::unique_ptr<TFE_Op, void (*)(TFE_Op*)> op(api->new_op(context, name_.c_str(), status.get()),
-                                                      api->delete_op);
+  const Status status(&api_);
+  const std::unique_ptr<TFE_Op, void (*)(TFE_Op*)> op(api_.new_op(context_, name_.c_str(), status.get()),
+                                                      api_.delete_op);
   status.Check();
-  for (TF_Tensor* const argument : arguments) {
-    const Handle handle(api->new_handle(argument, status.get()), api->delete_handle);
+  for (const ProgramTensor* const argument : arguments) {
+    auto* const tensor = static_cast<const TF_Tensor*>(argument->owner.get());
+    const Handle handle(api_.new_handle(tensor, status.get()), api_.delete_handle);
     status.Check();
-    api->add_input(op.get(), handle.get(), status.get());
+    api_.add_input(op.get(), handle.get(), status.get());
     status.Check();
   }
   for (TFE_TensorHandle* const handle : captured_) {
-    api->add_input(op.get(), handle, status.get());
+    api_.add_input(op.get(), handle, status.get());
     status.Check();
   }
   // A request's threads are enough; TensorFlow's own would cost more than they give.
   const std::string executor = "SINGLE_THREADED_EXECUTOR";
-  api->set_attr_string(op.get(), "executor_type", executor.data(), executor.size());
-  api->set_attr_string(op.get(), "config_proto", "", 0);
+  api_.set_attr_string(op.get(), "executor_type", executor.data(), executor.size());
+  api_.set_attr_string(op.get(), "config_proto", "", 0);
   std::vector<TFE_TensorHandle*> returned(outputs_, nullptr);
   int count = static_cast<int>(outputs_);
   std::unique_lock<std::mutex> first(first_, std::defer_lock);
   if (!is_compiled_) first.lock();
-  api->execute(op.get(), returned.data(), &count, status.get());
+  api_.execute(op.get(), returned.data(), &count, status.get());
   is_compiled_ = true;
   if (first) first.unlock();
   status.Check();
   std::vector<Handle> handles;
   handles.reserve(returned.size());
-  for (TFE_TensorHandle* const handle : returned) handles.emplace_back(handle, api->delete_handle);
-  std::vector<TensorFlowTensor> found;
+  for (TFE_TensorHandle* const handle : returned) handles.emplace_back(handle, api_.delete_handle);
+  std::vector<ProgramTensor> found;
   for (const Handle& handle : handles) {
-    found.emplace_back(api, api->resolve(handle.get(), status.get()));
+    TF_Tensor* const tensor = api_.resolve(handle.get(), status.get());
     status.Check();
+    const std::shared_ptr<void> owner(tensor, api_.delete_tensor);
+    std::vector<int64_t> shape(static_cast<size_t>(api_.num_dims(tensor)));
+    for (size_t i = 0; i < shape.size(); ++i) shape[i] = api_.dim(tensor, static_cast<int>(i));
+    found.push_back({TypeOf(api_.tensor_type(tensor)), std::move(shape), api_.tensor_data(tensor), owner});
   }
   return found;
 }

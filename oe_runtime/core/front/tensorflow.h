@@ -5,12 +5,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "oe_runtime/core/front/json_tensors.h"
+#include "oe_runtime/core/front/program.h"
 
 struct TF_Status;
 struct TF_Tensor;
@@ -45,36 +44,26 @@ struct TensorFlowApi {
 // Throws Error where the library is not loaded, or lacks a function.
 TensorFlowApi FindTensorFlow(const std::string& library);
 
-class TensorFlowTensor {
- public:
-  TensorFlowTensor(const TensorFlowApi* api, TF_Tensor* tensor)
-      : tensor_(tensor, api->delete_tensor), api_(api) {}
-  static TensorFlowTensor New(const TensorFlowApi* api, NumberType type, const std::vector<int64_t>& shape);
-
-  TF_Tensor* get() const { return tensor_.get(); }
-  void* data() const { return api_->tensor_data(tensor_.get()); }
-  std::vector<int64_t> shape() const;
-  // Whether its values are of this type.
-  bool Is(NumberType type) const;
-
- private:
-  std::unique_ptr<TF_Tensor, void (*)(TF_Tensor*)> tensor_;
-  const TensorFlowApi* api_;
-};
-
 // A function of the context, with the tensors that it has beside its arguments: variables, as handles of
 // others.
-class TensorFlowFunction {
+class TensorFlowFunction : public Program {
  public:
-  TensorFlowFunction(std::string name, std::vector<TFE_TensorHandle*> captured, size_t outputs)
-      : name_(std::move(name)), captured_(std::move(captured)), outputs_(outputs) {}
+  TensorFlowFunction(const TensorFlowApi& api, TFE_Context* context, std::string name,
+                     std::vector<TFE_TensorHandle*> captured, size_t outputs)
+      : api_(api),
+        context_(context),
+        name_(std::move(name)),
+        captured_(std::move(captured)),
+        outputs_(outputs) {}
 
-  // Thread-safe. The first call is alone, because TensorFlow compiles the function in each that comes before
-  // its end, for seconds. Throws Error with TensorFlow's message.
-  std::vector<TensorFlowTensor> Call(const TensorFlowApi* api, TFE_Context* context,
-                                     const std::vector<TF_Tensor*>& arguments) const;
+  ProgramTensor New(NumberType type, std::vector<int64_t> shape) const override;
+  // The first call is alone, because TensorFlow compiles the function in each that comes before its end, for
+  // seconds. Arguments must not share memory.
+  std::vector<ProgramTensor> Call(const std::vector<const ProgramTensor*>& arguments) const override;
 
  private:
+  const TensorFlowApi api_;
+  TFE_Context* const context_;
   const std::string name_;
   const std::vector<TFE_TensorHandle*> captured_;
   const size_t outputs_;

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,50 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from serving_models import Training, batch
+from serving_requests import Asked
 
 import oe_runtime.keras as embed
 from oe_runtime import Client
 from oe_runtime.errors import ServerLost, ServingError
 from oe_runtime.serving import Model
 from oe_runtime.serving.rest import RestServer
-
-
-class Asked:
-    """A server of a model; `core(body)` answers without Python, `either(body)` as it may."""
-
-    def __init__(self, model, **options):
-        self.model = model
-        self._patch = pytest.MonkeyPatch()
-        self.server = RestServer("m", model, "127.0.0.1", 0, **options)
-        self.server.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.server.stop()
-
-    def either(self, body):
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
-        try:
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request("POST", "/v1/models/m:predict", data)
-            reply = connection.getresponse()
-            return reply.status, json.loads(reply.read())
-        finally:
-            connection.close()
-
-    def core(self, body):
-        with self._patch.context() as patch:
-            patch.setattr(self.server, "_post", None)
-            status, reply = self.either(body)
-        assert status == 200, reply
-        return reply
-
-    def python(self, body):
-        with self._patch.context() as patch:
-            patch.setattr(self.model, "lead", None)
-            return self.either(body)
 
 
 def columns(x):
