@@ -28,7 +28,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,8 @@ def train(dim: int, rows: int, endpoint: str, directory: str, follows: bool, ste
     from oe_runtime.keras import dense
     from oe_runtime.published_weights import WeightsPublisher
     from oe_runtime.shared_values import connect_first
+    from oe_runtime.support import dense_file
+    from oe_runtime.support.background import Background
 
     place, fields = Path(directory), [rows] * FIELDS
     client = Client([endpoint])
@@ -205,13 +208,25 @@ def train(dim: int, rows: int, endpoint: str, directory: str, follows: bool, ste
     model.save_serving_model(place / "model")
     publisher = WeightsPublisher(lambda: connect_first([endpoint]), 0.1, print)
     base: Path | None = None
+    background = Background("publication")
 
-    def write(path: Path) -> dict[str, Any]:
-        model.save_dense(path)
-        return {"tables": client.save(path, since=base)}
+    def write(path: Path) -> Callable[[], Mapping[str, Any]]:  # as a run does (run/checkpoints.py)
+        contents: dict[str, bytes] = {}
+        arrays, tables = dense.values(model), client.save(path, since=base, contents=contents)
+
+        def rest() -> Mapping[str, Any]:
+            for name, held in contents.items():
+                (path / name).write_bytes(held)
+            dense_file.write(arrays, path)
+            return {"tables": tables}
+
+        return rest
+
+    def begin(step: int) -> Future[Path]:
+        return background.submit(checkpoint.begin(place / "checkpoints", step, write, base=base))
 
     if follows:
-        base = checkpoint.publish(place / "checkpoints", 1, write)
+        base = begin(1).result()
     print("ready", flush=True)
     sys.stdin.readline()  # it is served
     found: dict[int, tuple[float, float]] = {}  # by step: its end, and how long the next one had to wait
@@ -219,12 +234,14 @@ def train(dim: int, rows: int, endpoint: str, directory: str, follows: bool, ste
         model.train_on_batch(*data[step % len(data)])
         client.stats()  # all is pushed
         ended = time.monotonic()
+        published = None
         if follows:
-            base = checkpoint.publish(place / "checkpoints", step, write, base=base)
+            published = begin(step)
         else:
             publisher.offer(step, lambda: dense.weights(model))
         found[step] = ended, time.monotonic() - ended
         time.sleep(max(0.0, 1 - found[step][1]))
+        base = published.result() if published else None
     if not follows:
         publisher.finish(steps + 1, lambda: dense.weights(model))
     print(json.dumps(found), flush=True)

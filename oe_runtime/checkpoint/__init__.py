@@ -7,6 +7,7 @@
 from oe_runtime.checkpoint.store import (
     MANIFEST,
     Checkpoint,
+    begin,
     chain,
     find_table_files,
     latest,
@@ -25,6 +26,7 @@ from oe_runtime.checkpoint.store import (
 __all__ = [
     "MANIFEST",
     "Checkpoint",
+    "begin",
     "chain",
     "find_table_files",
     "latest",

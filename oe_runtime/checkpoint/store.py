@@ -83,37 +83,88 @@ def publish(
     Raises CheckpointError when the file system refuses or another process still publishes there; errors of
     `write` pass through. In both cases nothing is published and earlier checkpoints are untouched.
     """
+    return begin(directory, step, write, keep=keep, spare=spare, base=base, patience=patience)()
+
+
+def begin(
+    directory: Path,
+    step: int,
+    write: Callable[[Path], Mapping[str, Any] | Callable[[], Mapping[str, Any]]],
+    *,
+    keep: int = 3,
+    spare: Path | None = None,
+    base: Path | None = None,
+    patience: float = 0,
+) -> Callable[[], Path]:
+    """Do the first half of `publish`; return the second, which is called once, on any thread.
+
+    `write` may leave work to that half: it returns a function then, which ends the files and returns the
+    fields. Until the end of the second half nobody else publishes there. Raises as `publish` does, as the
+    second half does.
+    """
+    with contextlib.ExitStack() as begun:
+        begun.enter_context(_locked(directory, patience))
+        final, partial = _paths(directory, step, base)
+        with _removing(final, partial):
+            written = write(partial)
+            there = {file.name for file in partial.iterdir()}
+        rest = begun.pop_all()
+
+    def end() -> Path:
+        with rest:
+            with _removing(final, partial):
+                extra = written() if callable(written) else written
+                _complete(partial, step, extra, base, _synced(extra) & there)
+                partial.rename(final)
+                durable.sync(directory)
+            for old in _unneeded(directory, keep, spare):
+                _remove(old)
+        return final
+
+    return end
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, patience: float) -> Iterator[None]:
+    """Let nobody else publish in the directory, which is made if it is missing."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
+    end = time.monotonic() + patience
     try:
-        _lock(lock, patience)
-        final = _publish(directory, step, write, base)
-        for old in _unneeded(directory, keep, spare):
-            _remove(old)
-        return final
-    except BlockingIOError as error:
-        raise CheckpointError(f"another process is writing a checkpoint under {directory}") from error
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= end:
+                    raise CheckpointError(
+                        f"another process is writing a checkpoint under {directory}"
+                    ) from error
+                time.sleep(0.1)
+        yield
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
         os.close(lock)
 
 
-def _lock(file: int, patience: float) -> None:
-    end = time.monotonic() + patience
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise
-            time.sleep(0.1)
+@contextlib.contextmanager
+def _removing(final: Path, partial: Path) -> Iterator[None]:
+    """Remove what was written after an error. Raises CheckpointError instead of OSError."""
+    try:
+        yield
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"cannot write the checkpoint {final}: {error.strerror or error}") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
-def _publish(
-    directory: Path, step: int, write: Callable[[Path], Mapping[str, Any]], base: Path | None
-) -> Path:
+def _paths(directory: Path, step: int, base: Path | None) -> tuple[Path, Path]:
+    """Make a directory for the next checkpoint of `step`; return its final path and the present one."""
     if base is not None and base.parent.resolve() != directory.resolve():
         raise CheckpointError(f"{base} does not lie in {directory}; its increments must")
     again = max((n + 1 for found, n in map(_order, published(directory)) if found == step), default=0)
@@ -125,39 +176,32 @@ def _publish(
         partial.mkdir()
     except OSError as error:
         raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
-    try:
-        extra = write(partial)
-        if reserved := {"format", "step", "base", "files"} & extra.keys():
-            raise ValueError(f"the manifest has {sorted(reserved)} of its own")
-        names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
-        folders = [partial, *(p for p in partial.rglob("*") if p.is_dir())]
-        synced = _synced(extra)
-        sums = map_files(_sum, [partial / name for name in names])
-        manifest = {
-            "format": FORMAT,
-            "step": step,
-            **(
-                {"base": {"name": base.name, "sha256": _digest(base, stamp(base / MANIFEST))}} if base else {}
-            ),
-            "files": {
-                n: {"bytes": size, "sha256": digest} for n, (size, digest) in zip(names, sums, strict=True)
-            },
-            **extra,
-        }
-        # With an indent it would be written 30 times slower.
-        (partial / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
-        with ThreadPoolExecutor() as pool:  # at once, because a file system commits them together
-            files = [partial / name for name in (*names, MANIFEST) if name not in synced]
-            list(pool.map(durable.sync, (*files, *folders)))
-        partial.rename(final)
-        durable.sync(directory)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"cannot write the checkpoint {final}: {error.strerror or error}") from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return final
+    return final, partial
+
+
+def _complete(
+    partial: Path, step: int, extra: Mapping[str, Any], base: Path | None, synced: set[str]
+) -> None:
+    """Write the manifest, and flush all files but those that are `synced`."""
+    if reserved := {"format", "step", "base", "files"} & extra.keys():
+        raise ValueError(f"the manifest has {sorted(reserved)} of its own")
+    names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
+    folders = [partial, *(p for p in partial.rglob("*") if p.is_dir())]
+    sums = map_files(_sum, [partial / name for name in names])
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        **({"base": {"name": base.name, "sha256": _digest(base, stamp(base / MANIFEST))}} if base else {}),
+        "files": {
+            n: {"bytes": size, "sha256": digest} for n, (size, digest) in zip(names, sums, strict=True)
+        },
+        **extra,
+    }
+    # With an indent it would be written 30 times slower.
+    (partial / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
+    with ThreadPoolExecutor() as pool:  # at once, because a file system commits them together
+        files = [partial / name for name in (*names, MANIFEST) if name not in synced]
+        list(pool.map(durable.sync, (*files, *folders)))
 
 
 def _remove(path: Path) -> None:

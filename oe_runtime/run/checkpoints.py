@@ -11,10 +11,12 @@ changed since the previous checkpoint, which the manifest names as its base (oe_
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from oe_runtime.run.ranks import Ranks, deferring_losses
 from oe_runtime.run.run_directory import RunError
 from oe_runtime.run.uploads import Uploads
 from oe_runtime.support import dense_file
+from oe_runtime.support.background import Background
 
 _PATIENCE = 600.0  # seconds that a checkpoint waits for another process that publishes in the same directory
 _POLL = 0.1  # seconds between checks whether a checkpoint in the pools is durable
@@ -117,6 +120,14 @@ def _difference(name: str, saved: Any, wanted: Any) -> str:
     return f"{tables}{has}, {flag} is {'not given' if wanted is None else wanted}"
 
 
+class Unpublished(CheckpointError):
+    """The checkpoint of an earlier step could not be published."""
+
+    def __init__(self, step: int, problem: str) -> None:
+        super().__init__(problem)
+        self.step = step
+
+
 class Checkpoints:
     """The checkpoints of one run: takes them during training, and goes back to them."""
 
@@ -133,6 +144,7 @@ class Checkpoints:
         self.in_pools = _use_pools(options, client)
         self._uploads: Uploads | None = None
         self._pending: _Pending | None = None
+        self._background = Background("checkpoint")
         self._asked = 0.0
         self._in_files: Path | None = None  # the servers' last save or restore
 
@@ -147,14 +159,18 @@ class Checkpoints:
     def take(self, position: Position) -> RunCheckpoint | None:
         """Take a checkpoint between two steps.
 
-        In pools it is only marked, and None: `settle` publishes it when it is durable. If an earlier one is
-        not durable yet, this waits for both.
+        In pools it is only marked, and of a run with increments the rest is left to a thread: None. `settle`
+        publishes it when it is durable. If an earlier one is not durable yet, this waits for both.
         """
-        if not self.in_pools:
-            return self.take_files(position)
         if self._pending is not None:
             return self.take_now(position)
-        self._pending = self._mark(position, wait=False)
+        if self.in_pools:
+            self._pending = self._mark(position, wait=False)
+        elif not self._options.checkpoint_increments:
+            return self.take_files(position)
+        else:
+            pending = _Pending(position, self._state.values(), None)
+            self._pending = replace(pending, path=self._background.submit(self._begin(pending)))
         return None
 
     def take_now(self, position: Position) -> RunCheckpoint:
@@ -167,12 +183,22 @@ class Checkpoints:
 
     def take_files(self, position: Position) -> RunCheckpoint:
         """Take a checkpoint with its rows in files, which can be used without a server."""
+        with contextlib.suppress(Unpublished):  # this one says so, too, if the problem has not gone
+            earlier = self.settle_files()
+            if earlier is not None and earlier.position == position:
+                return earlier
         self._pending = None
         return self._publish(_Pending(position, self._state.values(), None))
 
-    def settle(self) -> RunCheckpoint | None:
-        """Publish the marked checkpoint if all servers have it by now."""
+    def settle(self, *, wait: bool = False) -> RunCheckpoint | None:
+        """Publish the marked checkpoint if all servers have it by now.
+
+        Of one in files this returns what became of it, at its end, for which it may `wait`. Raises
+        Unpublished.
+        """
         pending = self._pending
+        if pending is not None and pending.path is not None:
+            return self.settle_files() if wait or pending.path.done() else None
         if pending is None or self._client is None or time.monotonic() - self._asked < _POLL:
             return None
         self._asked = time.monotonic()
@@ -180,6 +206,18 @@ class Checkpoints:
             return None
         self._pending = None
         return self._publish(pending)
+
+    def settle_files(self) -> RunCheckpoint | None:
+        """Wait for files that are being published; return their checkpoint. Raises Unpublished."""
+        pending = self._pending
+        if pending is None or pending.path is None:
+            return None
+        self._pending = None
+        try:
+            self._in_files = pending.path.result()
+        except CheckpointError as error:
+            raise Unpublished(pending.position.step, str(error)) from error
+        return RunCheckpoint(self._in_files, pending.position, None)
 
     def roll_back(self) -> tuple[RunCheckpoint, str]:
         """Restore the newest usable checkpoint to the servers and the model.
@@ -190,7 +228,8 @@ class Checkpoints:
         self._asked = 0.0
         choice: tuple[RunCheckpoint, str] | None = None
         with deferring_losses(self._ranks):
-            self.settle()  # one may have become durable everywhere just before
+            with contextlib.suppress(Unpublished):
+                self.settle(wait=True)  # one may have become durable everywhere just before
             choice = self._choose()
         self._pending = None
         self._ranks.barrier()
@@ -236,15 +275,31 @@ class Checkpoints:
         return _Pending(position, arrays, pool)
 
     def _publish(self, pending: _Pending) -> RunCheckpoint:
+        path = self._begin(pending)()
+        if pending.pool is None:
+            self._in_files = path
+        return RunCheckpoint(path, pending.position, pending.pool)
+
+    def _begin(self, pending: _Pending) -> Callable[[], Path]:
+        """Return what publishes it, while training may go on."""
         base = self._base() if pending.pool is None else None
 
-        def content(path: Path) -> Mapping[str, Any]:
-            self._state.write(pending.arrays, path)
-            training = {"settings": self.settings, "position": pending.position.to_json()}
-            if pending.pool is not None:
-                return {"training": training, "tables": [], "pool": pending.pool}
-            tables = [] if self._client is None else self._client.save(path, since=base)
-            return {"training": training, "tables": tables}
+        contents: dict[str, bytes] = {}
+        training = {"settings": {**self.settings}, "position": pending.position.to_json()}
+
+        def content(path: Path) -> Callable[[], Mapping[str, Any]]:
+            tables: list[dict[str, Any]] = []
+            if self._client is not None and pending.pool is None:
+                tables = self._client.save(path, since=base, contents=contents)
+
+            def rest() -> Mapping[str, Any]:
+                for name, held in contents.items():
+                    (path / name).write_bytes(held)
+                self._state.write(pending.arrays, path)
+                pool = {} if pending.pool is None else {"pool": pending.pool}
+                return {"training": training, "tables": tables, **pool}
+
+            return rest
 
         # Pools may be lost with their servers: keep the newest rows in files.
         spare = (
@@ -253,14 +308,17 @@ class Checkpoints:
         keep = self._options.keep_checkpoints
         step = pending.position.step
         # `oeprov reshard` may be publishing at the same time.
-        path = checkpoint.publish(
+        end = checkpoint.begin(
             self._directory, step, content, keep=keep, spare=spare, base=base, patience=_PATIENCE
         )
-        if pending.pool is None:
-            self._in_files = path
-            if self._uploads is not None:
+
+        def publish() -> Path:
+            path = end()
+            if pending.pool is None and self._uploads is not None:
                 self._uploads.offer(path)
-        return RunCheckpoint(path, pending.position, pending.pool)
+            return path
+
+        return publish
 
     def _base(self) -> Path | None:
         """Return the checkpoint that the next increment builds on; None: the next files have all rows."""
@@ -318,6 +376,7 @@ class _Pending:
     position: Position
     arrays: Mapping[str, NDArray[Any]]
     pool: Mapping[str, Any] | None
+    path: Future[Path] | None = None  # of one in files, which is being published
 
 
 def _use_pools(options: RunOptions, client: Client | None) -> bool:

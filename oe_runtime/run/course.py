@@ -22,7 +22,7 @@ from oe_runtime.data.batches import with_following
 from oe_runtime.data.stream import Place
 from oe_runtime.errors import CheckpointError
 from oe_runtime.run.charts import duration
-from oe_runtime.run.checkpoints import Checkpoints, check_settings
+from oe_runtime.run.checkpoints import Checkpoints, Unpublished, check_settings
 from oe_runtime.run.clock import Clock
 from oe_runtime.run.connection import connect_publisher
 from oe_runtime.run.evaluation import Evaluation, Prediction, checked_predictions
@@ -578,7 +578,7 @@ class Course:
         if due or stop or position.step % self._run.log_every == 0:
             self._log(position)
         again = self._next_checkpoint(position)
-        self._publish(lambda _: self.checkpoints.settle(), position, again)
+        self._publish(lambda _: self.checkpoints.settle(wait=due or stop), position, again)
         if stop:
             self._take(self.checkpoints.take_now, position)
             raise Interrupted(position, self.saved.path if self.saved else None)
@@ -614,8 +614,9 @@ class Course:
         with deferring_losses(self._ranks):
             self._figures.finish(position.step)
         # Rows in files, because the servers and their storage may end after the last step.
-        saved = self.saved
         with self._stop.without_time_limit():
+            self._publish(lambda _: self.checkpoints.settle(wait=True), position, "now")
+            saved = self.saved
             known = saved is not None and saved.pool is None and saved.position.step == position.step
             if not known or position.left_early:  # which the checkpoint of the last step does not say
                 self._publish(self.checkpoints.take_files, position)
@@ -720,15 +721,27 @@ class Course:
             except CheckpointError as error:
                 if again is None:
                     raise
-                self._directory.event("no_checkpoint", step=position.step, message=str(error))
+                step = error.step if isinstance(error, Unpublished) else position.step
+                self._directory.event("no_checkpoint", step=step, message=str(error))
                 self._view.say(
-                    f"warning: no checkpoint of step {position.step}: {error}; training goes on, and "
+                    f"warning: no checkpoint of step {step}: {error}; training goes on, and "
                     f"the next one is tried {again}"
                 )
         seconds = time.perf_counter() - started
         self._clock.pause(seconds)
-        if saved is None:
-            return
+        if saved is not None:
+            self._note(saved, seconds)
+
+    def settle_files(self) -> None:
+        """After an error, wait for a checkpoint that is being published; its problem is a warning."""
+        try:
+            if (saved := self.checkpoints.settle_files()) is not None:
+                self._note(saved, 0.0)
+        except CheckpointError as error:
+            self._view.say(f"warning: {error}")
+
+    def _note(self, saved: RunCheckpoint, seconds: float) -> None:
+        """Tell of a checkpoint that kept training waiting for `seconds`."""
         self.saved = saved
         rows = "files" if saved.pool is None else "pool"
         self._directory.event(

@@ -51,8 +51,11 @@ class FollowingCheckpoints:
 
     take_now = take_files = take
 
-    def settle(self) -> None:
+    def settle(self, *, wait: bool = False) -> None:
         """Do nothing: worker 0 publishes it."""
+
+    def settle_files(self) -> None:
+        """Do nothing: worker 0 publishes them."""
 
     def roll_back(self) -> tuple[RunCheckpoint, str]:
         """Go to worker 0's checkpoint, with its dense weights; as Checkpoints.roll_back."""

@@ -91,6 +91,8 @@ def _carry_out(session: Session, program: Program) -> int:
         ended = True
         return code
     except Exception as error:
+        if session.course is not None and os.getpid() == process:
+            session.course.settle_files()
         return _failed(session, error)
     finally:
         if os.getpid() == process:

@@ -121,7 +121,7 @@ class QueueCourse(Course):
             self._log(position)
         again = self._next_checkpoint(position)
         if self._first:
-            self._publish(lambda _: self.checkpoints.settle(), position, again)
+            self._publish(lambda _: self.checkpoints.settle(wait=due), position, again)
         if self._shared.stop_requested():
             raise self._stopped()
         if due:
@@ -167,6 +167,7 @@ class QueueCourse(Course):
 
         At most one per step, unless the step's rows are in pools and `files` are wanted.
         """
+        self._publish(lambda _: self.checkpoints.settle(wait=True), position, again or "now")
         with self._shared.paused_queue() as state:
             step = state["reports"]
             if self.saved and self.saved.position.step == step and not (files and self.saved.pool):

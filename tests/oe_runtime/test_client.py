@@ -393,6 +393,30 @@ def test_save_and_restore_in_process(tmp_path):
     assert equal(train(target, 2), train(source, 2))
 
 
+def test_files_that_are_left_to_the_caller_restore_as_others(tmp_path):
+    source, contents = Client.in_process(servers=2), {}
+    train(source, 1)
+    base, more = tmp_path / "base", tmp_path / "more"
+    base.mkdir()
+    more.mkdir()
+    saved = source.save(base, contents=contents)
+    assert not list(base.iterdir())
+    assert {name: len(content) for name, content in contents.items()} == {
+        e["file"]: e["bytes"] for e in saved
+    }
+    for name, content in contents.items():
+        (base / name).write_bytes(content)
+    train(source, 3)
+    assert all("base" in entry for entry in source.save(more, since=base, contents=contents))
+    wanted = train(source, 2)
+    for name, content in contents.items():
+        (more / name).write_bytes(content)
+    target = Client.in_process()
+    train(target, 99, steps=1)
+    target.restore(base, more)
+    assert equal(train(target, 2), wanted)
+
+
 def test_closed():
     client = Client.in_process()
     client.create_table(TableSpec("t", 4))

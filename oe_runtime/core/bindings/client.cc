@@ -539,8 +539,13 @@ void BindClient(py::module_& module) {
       .def("keys", &KeysOf, py::arg("table"), py::arg("part") = py::none())
       .def("most_rows", &Client::MostRows)
       .def("save",
-           [](Client& client, const std::string& directory, const std::string& since) {
-             return Released([&] { return client.Save(directory, since).dump(); });
+           [](Client& client, const std::string& directory, const std::string& since, bool hold) {
+             Contents contents;
+             std::string saved =
+                 Released([&] { return client.Save(directory, since, hold ? &contents : nullptr).dump(); });
+             py::dict files;
+             for (const auto& [name, content] : contents) files[py::str(name)] = py::bytes(content);
+             return py::make_tuple(saved, files);
            })
       .def_property_readonly("torn", [](Client& client) { return Released([&] { return client.torn(); }); })
       .def("tear", [](Client& client, const std::string& reason) { Released([&] { client.Tear(reason); }); })

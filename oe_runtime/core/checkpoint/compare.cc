@@ -183,7 +183,7 @@ std::vector<const TableChain*> Pointers(const std::vector<TableChain>& chains) {
 // A file that is written in whole blocks.
 class Output {
  public:
-  explicit Output(const TableFileInfo& info) : bytes_(info.row_bytes), writer_(info) {
+  Output(const TableFileInfo& info, PendingFiles* files) : bytes_(info.row_bytes), writer_(info, files) {
     keys_.reserve(writer_.block_rows());
     rows_.reserve(writer_.block_rows() * bytes_);
   }
@@ -193,9 +193,9 @@ class Output {
     rows_.insert(rows_.end(), row, row + bytes_);
     if (keys_.size() == writer_.block_rows()) Write();
   }
-  TableFileInfo Finish(PendingFiles* files) {
+  TableFileInfo Finish() {
     if (!keys_.empty()) Write();
-    return writer_.Finish(files);
+    return writer_.Finish();
   }
 
  private:
@@ -255,12 +255,13 @@ std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
   for (const TableChain& chain : chains) AddRowsByServer(chain, &rows);
   info.base = std::nullopt;
   info.tombstones = 0;
+  PendingFiles pending;
   std::vector<std::unique_ptr<Output>> outputs;
   for (uint32_t server = 0; server < servers; ++server) {
     info.file = files[server];
     info.shard = {server, servers};
     info.rows = rows[server];
-    outputs.push_back(std::make_unique<Output>(info));
+    outputs.push_back(std::make_unique<Output>(info, &pending));
   }
   std::vector<std::byte> converted(info.row_bytes);
   for (const TableChain& chain : chains) {
@@ -279,8 +280,7 @@ std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
   }
   std::vector<TableFileInfo> written;
   written.reserve(outputs.size());
-  PendingFiles pending;
-  for (const auto& output : outputs) written.push_back(output->Finish(&pending));
+  for (const auto& output : outputs) written.push_back(output->Finish());
   const uint32_t filters = info.spec.admission.name.empty() ? 0 : servers;
   for (uint32_t server = 0; server < filters; ++server) {
     const auto filter = FilterOf(Newest(chains), info.spec, info.version, {server, servers});

@@ -93,6 +93,12 @@ void ParseHeader(const std::string& header, bool increment, TableFileInfo* info,
   }
 }
 
+File Create(const std::string& file) {
+  File created(::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!created.ok()) throw CheckpointError("cannot write " + file + ": " + ErrnoText(errno));
+  return created;
+}
+
 // Throws CheckpointError unless the rows and tombstones of the header take `content` bytes.
 void RequireContent(const TableFileInfo& info, uint64_t content) {
   const uint64_t row_bytes = RowBytes(info);
@@ -124,12 +130,40 @@ PendingFiles::~PendingFiles() {
   for (const Pending& pending : files_) (void)::unlink(pending.temporary.c_str());
 }
 
+bool PendingFiles::Hold(uint64_t bytes) {
+  if (bytes > most_held_) return false;
+  most_held_ -= bytes;
+  return true;
+}
+
+void PendingFiles::Add(std::string content, const std::string& file) {
+  held_.emplace_back(file, std::move(content));
+}
+
+std::optional<std::vector<std::string>> PendingFiles::TakeHeld() {
+  if (!all_held_) return std::nullopt;
+  std::vector<std::string> contents;
+  contents.reserve(held_.size());
+  for (auto& [file, content] : held_) contents.push_back(std::move(content));
+  held_.clear();
+  return contents;
+}
+
 void PendingFiles::Add(File written, const std::string& temporary, const std::string& file) {
+  all_held_ = false;
   files_.push_back({std::move(written), temporary, file});
   if (files_.size() == kMost) Publish();
 }
 
 void PendingFiles::Publish() {
+  for (const auto& [file, content] : std::exchange(held_, {})) {
+    const std::string temporary = file + ".tmp";
+    File out = Create(temporary);
+    const int descriptor = out.get();
+    files_.push_back({std::move(out), temporary, file});  // which goes with this, whatever happens
+    WriteFully(descriptor, content.data(), content.size(), temporary);
+    if (files_.size() == kMost) Publish();
+  }
   if (durable_ && !files_.empty()) {
     const auto threads = static_cast<unsigned>(std::min(kSyncsAtOnce, files_.size()));
     ThreadPool(threads).ParallelFor(files_.size(), [&](size_t i) {
@@ -209,29 +243,39 @@ TableFileInfo TableFileEncoder::Finish() {
   return info_;
 }
 
-TableFileWriter::TableFileWriter(const TableFileInfo& info)
+TableFileWriter::TableFileWriter(const TableFileInfo& info, PendingFiles* files)
     : file_(info.file),
       temporary_(info.file + ".tmp"),
-      out_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-  if (!out_.ok()) throw CheckpointError("cannot write " + temporary_ + ": " + ErrnoText(errno));
+      files_(files),
+      held_(files != nullptr && files->Hold(TableFileBytes(info))),
+      out_(held_ ? File() : Create(temporary_)) {
   try {
-    encoder_ = std::make_unique<TableFileEncoder>(
-        info, [this](const void* data, size_t size) { WriteFully(out_.get(), data, size, temporary_); });
+    encoder_ = std::make_unique<TableFileEncoder>(info, [this](const void* data, size_t size) {
+      if (held_) {
+        content_.append(static_cast<const char*>(data), size);
+      } else {
+        WriteFully(out_.get(), data, size, temporary_);
+      }
+    });
   } catch (...) {
-    (void)::unlink(temporary_.c_str());  // no destructor runs for a constructor that throws
+    if (!held_) (void)::unlink(temporary_.c_str());  // no destructor runs for a constructor that throws
     throw;
   }
 }
 
 TableFileWriter::~TableFileWriter() {
-  if (!finished_) (void)::unlink(temporary_.c_str());
+  if (!finished_ && !held_) (void)::unlink(temporary_.c_str());
 }
 
-TableFileInfo TableFileWriter::Finish(PendingFiles* files) {
+TableFileInfo TableFileWriter::Finish() {
   TableFileInfo info = encoder_->Finish();
-  PendingFiles alone;
-  (files != nullptr ? files : &alone)->Add(std::move(out_), temporary_, file_);
   finished_ = true;
+  PendingFiles alone;
+  if (held_) {
+    files_->Add(std::move(content_), file_);
+  } else {
+    (files_ != nullptr ? files_ : &alone)->Add(std::move(out_), temporary_, file_);
+  }
   alone.Publish();
   return info;
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oe_runtime/core/common/file.h"
@@ -66,14 +67,21 @@ void WriteFully(int descriptor, const void* data, size_t size, const std::string
 // removed.
 class PendingFiles {
  public:
-  // Without `durable` a power cut may lose them.
-  explicit PendingFiles(bool durable = true) : durable_(durable) {}
+  // Without `durable` a power cut may lose them. Table files of up to `most_held` bytes together stay in
+  // memory.
+  explicit PendingFiles(bool durable = true, uint64_t most_held = 0)
+      : durable_(durable), most_held_(most_held) {}
   ~PendingFiles();
   PendingFiles(const PendingFiles&) = delete;
   PendingFiles& operator=(const PendingFiles&) = delete;
 
+  // Whether a table file of so many bytes is to be added as its content.
+  bool Hold(uint64_t bytes);
+  void Add(std::string content, const std::string& file);
   // Publishes all when they are so many.
   void Add(File written, const std::string& temporary, const std::string& file);
+  // The contents, in the order in which they were added, if all files are held; they are not published then.
+  std::optional<std::vector<std::string>> TakeHeld();
   // Syncs several at once, because a file system commits them together, then renames them in the order in
   // which they were added.
   void Publish();
@@ -87,6 +95,9 @@ class PendingFiles {
   static constexpr size_t kMost = 64;  // each is an open file
 
   const bool durable_;
+  uint64_t most_held_;
+  bool all_held_ = true;
+  std::vector<std::pair<std::string, std::string>> held_;  // file and content
   std::vector<Pending> files_;
 };
 
@@ -120,11 +131,11 @@ class TableFileEncoder {
   std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash_;
 };
 
-// Writes `info.file` under the name `<file>.tmp`; Finish() adds it to `files`, or publishes it. Without
-// Finish() the destructor removes it.
+// Writes `info.file` under the name `<file>.tmp`, or into memory if `files` holds it; Finish() adds it to
+// `files`, or publishes it. Without Finish() the destructor removes it.
 class TableFileWriter {
  public:
-  explicit TableFileWriter(const TableFileInfo& info);
+  explicit TableFileWriter(const TableFileInfo& info, PendingFiles* files = nullptr);
   ~TableFileWriter();
   TableFileWriter(const TableFileWriter&) = delete;
   TableFileWriter& operator=(const TableFileWriter&) = delete;
@@ -132,11 +143,14 @@ class TableFileWriter {
   size_t block_rows() const { return encoder_->block_rows(); }
   void WriteTombstones(const Key* keys, size_t n) { encoder_->WriteTombstones(keys, n); }
   void WriteBlock(const Key* keys, const std::byte* rows, size_t n) { encoder_->WriteBlock(keys, rows, n); }
-  TableFileInfo Finish(PendingFiles* files = nullptr);
+  TableFileInfo Finish();
 
  private:
   const std::string file_;
   const std::string temporary_;
+  PendingFiles* const files_;
+  const bool held_;
+  std::string content_;
   File out_;
   std::unique_ptr<TableFileEncoder> encoder_;
   bool finished_ = false;

@@ -83,6 +83,22 @@ TEST_F(TableFileTest, NoPendingFileHasItsNameBeforeAllAreDurable) {
   EXPECT_FALSE(std::filesystem::exists(bad + ".tmp"));
 }
 
+TEST_F(TableFileTest, HeldFilesAreGivenUpTogetherOrWritten) {
+  const std::string first = directory_.file("first");
+  const std::string second = directory_.file("second");
+  PendingFiles files(true, 2 * content_.size());
+  table_->Save(first, std::nullopt, &files);
+  EXPECT_EQ(files.TakeHeld(), std::vector<std::string>{content_});
+  files.Publish();
+  EXPECT_FALSE(std::filesystem::exists(first));
+  table_->Save(first, std::nullopt, &files);
+  table_->Save(second, std::nullopt, &files);  // for which there is no room
+  EXPECT_EQ(files.TakeHeld(), std::nullopt);
+  files.Publish();
+  EXPECT_EQ(ReadAll(first), content_);
+  EXPECT_EQ(ReadAll(second), content_);
+}
+
 TEST_F(TableFileTest, InfoDescribesTheFile) {
   for (const TableFileInfo& info : {ReadTableFileInfo(file_), VerifyTableFile(file_)}) {
     EXPECT_EQ(info.file, file_);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -17,6 +18,9 @@
 #include "oe_runtime/core/wire/worker_spec.h"
 
 namespace oe {
+
+// What saved files hold, by name.
+using Contents = std::map<std::string, std::string>;
 
 // One server's part of a batch.
 struct ServerBatch {
@@ -76,8 +80,9 @@ class Backend {
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
   // An array, see Store::Save. `since` is the directory of the last save, or empty. Every change of another
   // client (a push, rows by key, a recovery, a restore) is in it on all servers or on none, also of a
-  // Checkpoint(). Both throw TornError if the servers do not have the same changes.
-  virtual nlohmann::json Save(const std::string& directory, const std::string& since) = 0;
+  // Checkpoint(). Both throw TornError if the servers do not have the same changes. With `contents`, files
+  // that take little memory need not be written: it gets what they hold, by name.
+  virtual nlohmann::json Save(const std::string& directory, const std::string& since, Contents* contents) = 0;
   virtual void Restore(const std::vector<std::string>& directories) = 0;
   virtual void ApplyIncrement(const std::string& directory) = 0;  // Store::ApplyIncrement
   // As Store's, on every server; Checkpoints() are those that all servers have.

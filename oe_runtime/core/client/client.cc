@@ -696,10 +696,10 @@ void Client::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, 
   ForEachPiece(table, keys, n, sizeof(Key) + columns.bytes + columns.state_bytes + 1, read);
 }
 
-nlohmann::json Client::Save(const std::string& directory, const std::string& since) {
+nlohmann::json Client::Save(const std::string& directory, const std::string& since, Contents* contents) {
   const std::lock_guard<std::mutex> request(request_mutex_);
   ++others_;
-  return backend_->Save(directory, since);
+  return backend_->Save(directory, since, contents);
 }
 
 std::string Client::torn() {

@@ -130,7 +130,9 @@ class Client {
   // Those of one of Table::kParts parts.
   std::vector<Key> Keys(uint32_t table, uint32_t part);
 
-  nlohmann::json Save(const std::string& directory, const std::string& since = "");
+  // See Backend::Save.
+  nlohmann::json Save(const std::string& directory, const std::string& since = "",
+                      Contents* contents = nullptr);
   void Restore(const std::vector<std::string>& directories);
   void Restore(const std::string& directory) { Restore(std::vector<std::string>{directory}); }
   // Store::ApplyIncrement; for a client in one process.

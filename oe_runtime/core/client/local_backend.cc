@@ -108,13 +108,18 @@ class LocalBackend : public Backend {
     return all;
   }
 
-  nlohmann::json Save(const std::string& directory, const std::string& since) override {
+  nlohmann::json Save(const std::string& directory, const std::string& since, Contents* contents) override {
     CheckOpen();
     const nlohmann::json checksums =
         since.empty() ? nlohmann::json::object() : TableChecksums(since, stores_.front()->TableNames());
     nlohmann::json all = nlohmann::json::array();
     for (const auto& store : stores_) {
-      for (auto& entry : store->Save(directory, checksums)) all.push_back(std::move(entry));
+      std::vector<std::string> held;
+      nlohmann::json saved = store->Save(directory, checksums, true, contents != nullptr ? &held : nullptr);
+      for (size_t i = 0; i < held.size(); ++i) {
+        (*contents)[saved[i]["file"].get<std::string>()] = std::move(held[i]);
+      }
+      for (auto& entry : saved) all.push_back(std::move(entry));
     }
     return all;
   }

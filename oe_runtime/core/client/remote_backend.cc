@@ -1,3 +1,5 @@
+#include <xxhash.h>
+
 #include <algorithm>
 #include <asio/ip/tcp.hpp>
 #include <chrono>
@@ -240,7 +242,7 @@ class RemoteBackend : public Backend {
     return all;
   }
 
-  json Save(const std::string& directory, const std::string& since) override {
+  json Save(const std::string& directory, const std::string& since, Contents* contents) override {
     RequireIntact();
     json request = json::object();
     if (!since.empty()) {
@@ -253,7 +255,11 @@ class RemoteBackend : public Backend {
     request["cut"] = HoldChanges();
     std::vector<json> replies;
     if (!wire_checkpoints_) {
-      replies = AskAll(Op::kSave, request.dump(), long_patience_);
+      if (contents != nullptr) request["hold"] = true;
+      const std::string body = request.dump();
+      std::vector<Call> calls = SameCalls(body);
+      RunWhole(Op::kSave, &calls, long_patience_);
+      for (size_t i = 0; i < calls.size(); ++i) replies.push_back(ParseSaved(i, calls[i], contents));
     } else {
       Transfer([&](const Ask& ask) {
         replies = AskAll(Op::kSave, request.dump(), long_patience_);
@@ -1083,9 +1089,43 @@ class RemoteBackend : public Backend {
     return reply.get<uint64_t>();
   }
 
+  // The reply to kSave: JSON, and after a line feed the files that the server has not written.
+  json ParseSaved(size_t server, const Call& call, Contents* contents) const {
+    const uint8_t* const data = call.reply.data();
+    const uint8_t* const end = data + call.reply.size();
+    const uint8_t* at = std::find(data, end, uint8_t{'\n'});
+    json saved = ParseJson(server, data, at);
+    if (at == end) return saved;
+    ++at;
+    try {
+      for (const json& entry : saved) {
+        const auto bytes = entry.at("bytes").get<uint64_t>();
+        const std::string name =
+            TableFileName(entry.at("table").get<std::string>(), {static_cast<uint32_t>(server), servers()});
+        if (contents == nullptr || entry.at("file") != name || bytes < sizeof(uint64_t) ||
+            bytes > static_cast<uint64_t>(end - at)) {
+          throw ProtocolError("a saved file has a name that is not its table's, or not its content");
+        }
+        std::string& content = (*contents)[name];
+        content.assign(at, at + bytes);
+        at += bytes;
+        const uint64_t checksum = XXH3_64bits(content.data(), bytes - sizeof(uint64_t));
+        if (entry.at("checksum") == HexText(checksum)) continue;
+        throw CheckpointError(name + " is not what its server saved: its checksum is another");
+      }
+    } catch (const json::exception& error) {
+      throw ProtocolError(std::string("the list of saved files makes no sense: ") + error.what());
+    }
+    if (at != end) throw ProtocolError("more came than the saved files");
+    return saved;
+  }
+
   json ParseReply(size_t server, const Call& call) const {
-    const uint8_t* data = call.reply.data();
-    json reply = json::parse(data, data + call.reply.size(), nullptr, false);
+    return ParseJson(server, call.reply.data(), call.reply.data() + call.reply.size());
+  }
+
+  json ParseJson(size_t server, const uint8_t* begin, const uint8_t* end) const {
+    json reply = json::parse(begin, end, nullptr, false);
     if (reply.is_discarded())
       throw ProtocolError("server " + peers_[server]->endpoint + ": the reply is not JSON");
     return reply;

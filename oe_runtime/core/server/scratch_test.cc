@@ -78,6 +78,26 @@ TEST(WireCheckpointTest, FilesAreThoseOfASharedDirectory) {
   EXPECT_TRUE(Left(scratch).empty());
 }
 
+TEST(SharedCheckpointTest, FilesOfFewRowsMayBeLeftToTheClient) {
+  const TestDirectory written;
+  const TestDirectory held;
+  Cluster cluster(3, "", "");
+  const auto client = Client::Connect(cluster.remote, 2);
+  Train(client.get(), 1);
+  const nlohmann::json wanted = client->Save(written.path());
+  Contents contents;
+  EXPECT_EQ(client->Save(held.path(), "", &contents), wanted);
+  EXPECT_TRUE(Names(held.path()).empty());
+  EXPECT_EQ(contents.size(), wanted.size());
+  for (const auto& [name, content] : contents) EXPECT_EQ(content, ReadAll(written.file(name))) << name;
+  for (const auto& [name, content] : contents) WriteAll(held.file(name), content);
+  Train(client.get(), 2);
+  const TestDirectory more;
+  for (const nlohmann::json& entry : client->Save(more.path(), held.path(), &contents)) {
+    EXPECT_TRUE(entry.contains("base")) << entry;
+  }
+}
+
 TEST(WireCheckpointTest, IncrementsGoBothWays) {
   const TestDirectory scratch;
   Cluster cluster(2, "", scratch.path());

@@ -355,10 +355,19 @@ void ServeSave(const Session& session, Bytes body, Buffer* reply) {
   if (!since.is_object()) throw ProtocolError("'since' is not a JSON object");
   const auto taken = TakeCut(session, request);
   const Fence::Hold hold = session.job->fence.Stay();  // or some tables would be of before, others of after
-  const json saved = request.contains("directory")
-                         ? session.job->store.Save(AbsolutePath(request["directory"]), since)
-                         : ScratchOf(session)->Save(session.client, session.job->store, since);
-  Put(saved.dump(), reply);
+  if (!request.contains("directory")) {
+    return Put(ScratchOf(session)->Save(session.client, session.job->store, since).dump(), reply);
+  }
+  const json holds = request.value("hold", json(false));
+  if (!holds.is_boolean()) throw ProtocolError("'hold' is neither true nor false");
+  std::vector<std::string> contents;
+  std::string text =
+      session.job->store
+          .Save(AbsolutePath(request["directory"]), since, true, holds.get<bool>() ? &contents : nullptr)
+          .dump();
+  if (!contents.empty()) text += '\n';  // which is not in it yet
+  for (const std::string& content : contents) text += content;
+  Put(text, reply);
 }
 
 // All workers of a job go back together.

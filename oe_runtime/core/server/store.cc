@@ -26,6 +26,7 @@ namespace {
 
 constexpr size_t kMaxTableName = 150;  // as it stands in a file name
 constexpr size_t kDroppedNames = 1000;
+constexpr uint64_t kMostHeld = uint64_t{32} << 20;  // bytes of saved files in memory
 
 void CheckPart(uint32_t part) {
   if (part < Table::kParts) return;
@@ -566,7 +567,8 @@ std::optional<uint64_t> Store::SinceOf(const nlohmann::json& since, const std::s
   return ParseHex(text.get<std::string>());
 }
 
-nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since, bool durable) const {
+nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since, bool durable,
+                           std::vector<std::string>* contents) const {
   RequireIntact();
   std::error_code error;
   if (!std::filesystem::is_directory(directory, error)) {
@@ -575,7 +577,7 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
                           "; make the directory where the server reaches it");
   }
   nlohmann::json saved = nlohmann::json::array();
-  PendingFiles files(durable);
+  PendingFiles files(durable, contents != nullptr ? kMostHeld : 0);
   for (const auto& table : Tables()) {
     const std::string name = TableFileName(table->spec().name, shard_);
     const TableFileInfo info =
@@ -592,6 +594,12 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
     if (info.base) {
       saved.back()["base"] = HexText(*info.base);
       saved.back()["tombstones"] = info.tombstones;
+    }
+  }
+  if (contents != nullptr) {
+    if (auto held = files.TakeHeld()) {
+      *contents = std::move(*held);
+      return saved;
     }
   }
   files.Publish();

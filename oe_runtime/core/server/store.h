@@ -129,8 +129,10 @@ class Store {
   // filters. Returns a JSON array of {file, table, server, servers, rows, version, bytes, checksum, spec},
   // and with a filter {filter: {file, bytes, checksum}}. With `since`, the TableChecksums of the last save,
   // the file is an increment where it can be (Table::Save); its entry has {base, tombstones} too.
-  // Without `durable` a power cut may lose the files.
-  nlohmann::json Save(const std::string& directory, const nlohmann::json& since, bool durable = true) const;
+  // Without `durable` a power cut may lose the files. With `contents`, files that take little memory together
+  // are not written: it gets what they hold, in the order of the array, for the caller to write.
+  nlohmann::json Save(const std::string& directory, const nlohmann::json& since, bool durable = true,
+                      std::vector<std::string>* contents = nullptr) const;
   // Loads every table from the files that Save of any number of servers wrote: a full one and its increments,
   // in order. Verifies all files of all tables before the first table changes. Throws CheckpointError. `save`
   // names what is restored (NameOfSave) where these files are only this server's part of it; "" is unknown.

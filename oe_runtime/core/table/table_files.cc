@@ -166,7 +166,7 @@ TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, Pen
   info.base = since;
   info.tombstones = tombstones.size();
 
-  TableFileWriter writer(info);
+  TableFileWriter writer(info, files);
   writer.WriteTombstones(tombstones.data(), tombstones.size());
   Blocks blocks(&writer, row_bytes_);
   std::optional<RowLogWalk> walk;
@@ -186,7 +186,7 @@ TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, Pen
                           std::to_string(info.rows) + " rows to save, but " + std::to_string(blocks.added()) +
                           " were found; save it again");
   }
-  return writer.Finish(files);
+  return writer.Finish();
 }
 
 // Rows of logs that are not in frames, as they come.

@@ -133,6 +133,8 @@ RowsRequest ParseRowsRequest(Bytes body);
 // Checkpoints. The directory in the body of kSave and kRestore is one that client and server share; without
 // it the server uses its own (ServerOptions::checkpoint_dir), to and from which the client moves the files:
 //
+//   save     kSave {"directory", "hold": true}: files of few rows may follow the JSON of the reply, after \n,
+//            in its order; the client writes them
 //   save     kSave {}, then kReadFile until every file of the reply is here, then kDrop
 //   restore  kReceive {"files": [{"file": name, "bytes": size}], "save": NameOfSave}, one file of each table
 //            the server has and those of their admission filters, then

@@ -80,7 +80,7 @@ def test_a_writer_that_fails_publishes_nothing(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-0000000001"]
 
 
-@pytest.mark.parametrize("call", ["mkdir", "write", "fsync", "rename"])
+@pytest.mark.parametrize("call", ["mkdir", "write", "begun", "rest", "fsync", "rename"])
 def test_killed_at_any_moment_the_previous_one_stays_the_latest(tmp_path, call):
     checkpoint.publish(tmp_path, 1, write_rows("one"))
     # A process that dies of SIGKILL at the named moment of writing checkpoint 2.
@@ -92,11 +92,16 @@ def die(*a, **k): os.kill(os.getpid(), signal.SIGKILL)
 def write(path):
     (path / "rows").write_text("half")
     if {call!r} == "write": die()
-    return {{}}
+    def rest():
+        if {call!r} == "rest": die()
+        return {{}}
+    return rest
 if {call!r} == "mkdir": Path.mkdir = lambda self, **k: "partial" in self.name and die()
 if {call!r} == "fsync": os.fsync = die
 if {call!r} == "rename": Path.rename = die
-checkpoint.publish(Path(sys.argv[1]), 2, write)
+end = checkpoint.begin(Path(sys.argv[1]), 2, write)
+if {call!r} == "begun": die()
+end()
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -107,6 +112,20 @@ checkpoint.publish(Path(sys.argv[1]), 2, write)
     # and the next one clears what was left behind
     checkpoint.publish(tmp_path, 3, write_rows("three"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000000001", "step-0000000003"]
+
+
+def test_what_is_begun_has_the_directory_until_its_end(tmp_path):
+    """And what the second half writes is flushed, whoever says that the core has synced it."""
+    end = checkpoint.begin(tmp_path, 1, lambda path: lambda: write_rows("one")(path))
+    with pytest.raises(CheckpointError, match="another process is writing"):
+        checkpoint.publish(tmp_path, 2, write_rows("two"))
+    child = os.fork()  # which has the lock, too
+    if child == 0:
+        signal.pause()
+    assert end().name == "step-0000000001"
+    checkpoint.publish(tmp_path, 2, write_rows("two"))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def test_a_checkpoint_has_its_name_after_all_its_bytes_are_durable(tmp_path, monkeypatch):
@@ -126,11 +145,17 @@ def test_a_checkpoint_has_its_name_after_all_its_bytes_are_durable(tmp_path, mon
 
     def write(path: Path):
         (path / "table.oet").write_text("the core has synced it")
-        return {**write_rows("one")(path), "tables": [{"file": "table.oet"}]}
+
+        def rest():
+            (path / "held.oet").write_text("the core has held it")
+            tables = [{"file": "table.oet"}, {"file": "held.oet"}]
+            return {**write_rows("one")(path), "tables": tables}
+
+        return rest
 
     path = checkpoint.publish(tmp_path, 1, write)
     partial = tmp_path / f".partial-{path.name}"
-    names = ("rows", "dense", "dense/weights", "manifest.json")
+    names = ("rows", "dense", "dense/weights", "held.oet", "manifest.json")
     assert sorted(done[:-2]) == sorted([partial, *(partial / name for name in names)])
     assert done[-2:] == [path, tmp_path]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -17,7 +18,7 @@ from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.keras import dense
 from oe_runtime.keras.job_state import KerasState
 from oe_runtime.run import checkpoints as module
-from oe_runtime.run.checkpoints import Checkpoints, RunCheckpoint
+from oe_runtime.run.checkpoints import Checkpoints, RunCheckpoint, Unpublished
 from oe_runtime.run.lost_server import MOST_LOSSES, ServerRecovery
 from oe_runtime.run.options import Options, parse
 from oe_runtime.run.position import Position
@@ -59,8 +60,11 @@ class Pools:
     def recover(self, batch: int) -> None:
         self.recovered.append(batch)
 
-    def save(self, path: Path, *, since: Path | None) -> list[dict[str, Any]]:
-        (path / "rows").write_text("rows" if since is None else f"rows since {since.name}")
+    def save(
+        self, path: Path, *, since: Path | None, contents: dict[str, bytes] | None
+    ) -> list[dict[str, Any]]:
+        assert contents is not None
+        contents["rows"] = b"rows" if since is None else f"rows since {since.name}".encode()
         return [{"file": "rows"}]
 
     def restore(self, *paths: Path) -> None:
@@ -283,8 +287,11 @@ def test_increments_follow_each_checkpoint_with_all_rows(tmp_path: Path) -> None
 
     def rows(step: int) -> str:
         model.step = step
-        saved = saver.take(Position(step, 0, step))
+        assert saver.take(Position(step, 0, step)) is None
+        model.step = 0  # training goes on
+        saved = saver.settle(wait=True)
         assert saved is not None
+        assert step_in(saved.path) == step
         return (saved.path / "rows").read_text()
 
     assert rows(5) == "rows"
@@ -297,7 +304,7 @@ def test_increments_follow_each_checkpoint_with_all_rows(tmp_path: Path) -> None
     assert [name[-2:] for name in names(tmp_path)] == ["20"]
     assert rows(25) == "rows since step-0000000020"
 
-    resumed, _ = made(tmp_path, client, *more)
+    resumed, model = made(tmp_path, client, *more)
     resumed.roll_back()
     saver = resumed
     assert rows(30) == "rows since step-0000000025"
@@ -329,9 +336,57 @@ def test_rows_in_pools_in_between_make_no_increment_wrong(tmp_path: Path) -> Non
 
 def test_a_run_waits_for_what_is_published_beside_it(tmp_path: Path) -> None:
     saver, _ = made(tmp_path, Pools(), "--checkpoint-rows", "files")
-    saver.take(Position(5, 0, 5))
+    saver.take_now(Position(5, 0, 5))
     other = os.open(tmp_path / "checkpoints", os.O_RDONLY)  # `oeprov reshard`
     fcntl.flock(other, fcntl.LOCK_EX)
     threading.Timer(0.3, os.close, [other]).start()
-    saver.take(Position(10, 0, 10))
+    saver.take_now(Position(10, 0, 10))
     assert names(tmp_path) == ["step-0000000005", "step-0000000010"]
+
+
+def test_training_goes_on_while_files_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = ("--checkpoint-rows", "files", "--checkpoint-increments", "9")
+    saver, model = made(tmp_path, Pools(), *more)
+    may_sync = threading.Event()
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (may_sync.wait(60), sync(descriptor)))
+    model.step = 5
+    assert saver.take(Position(5, 0, 5)) is None
+    model.step = 6
+    assert saver.settle() is None
+    assert names(tmp_path) == []
+    may_sync.set()
+    saved = saver.settle(wait=True)
+    assert saved is not None
+    assert (saved.position.step, step_in(saved.path), names(tmp_path)) == (5, 5, ["step-0000000005"])
+    assert saver.settle() is None
+    # One that is asked for at once, as for a stop, does not take the same step twice.
+    model.step = 10
+    saver.take(Position(10, 0, 10))
+    assert saver.take_now(Position(10, 0, 10)).path.name == "step-0000000010"
+    saver.take(Position(15, 0, 15))
+    assert saver.roll_back()[0].position.step == 15
+
+
+def test_files_that_could_not_be_published_are_named_by_their_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver, model = made(tmp_path, Pools(), "--checkpoint-rows", "files", "--checkpoint-increments", "9")
+    saver.take_now(Position(5, 0, 5))
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", fail)
+        saver.take(Position(10, 0, 10))
+        with pytest.raises(Unpublished, match=r"cannot write the checkpoint .*No space left") as caught:
+            saver.settle(wait=True)
+        assert caught.value.step == 10
+        saver.take(Position(15, 0, 15))
+        pending: Any = saver._pending
+        assert isinstance(pending.path.exception(60), CheckpointError)
+    model.step = 20
+    assert (saver.take_now(Position(20, 0, 20)).path / "rows").read_text() == "rows since step-0000000005"
+    assert names(tmp_path) == ["step-0000000005", "step-0000000020"]
+    assert not list((tmp_path / "checkpoints").glob(".partial-*"))
+
+
+def fail(_descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
