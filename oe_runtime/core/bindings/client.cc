@@ -473,9 +473,7 @@ auto Released(Function function) {
   return function();
 }
 
-}  // namespace
-
-void BindClient(py::module_& module) {
+void BindPulled(py::module_& module) {
   py::class_<GroupView>(module, "Group", "The rows of all tables of one dim that a pull brought.")
       .def_property_readonly("dim", [](const GroupView& view) { return view.group().dim; })
       .def_property_readonly("rows", &GroupView::Rows)
@@ -501,7 +499,12 @@ void BindClient(py::module_& module) {
         for (size_t g = 0; g < batch->plan.groups.size(); ++g) groups.push_back({batch, g});
         return groups;
       });
+}
 
+}  // namespace
+
+void BindClient(py::module_& module) {
+  BindPulled(module);
   py::class_<Client>(module, "Client", "See oe_runtime.Client.")
       .def_static("in_process", &InProcess, py::arg("storage"), py::arg("servers"), py::arg("threads"))
       .def_static("connect", &Connect, py::arg("endpoints"), py::arg("token"), py::arg("timeout"),
