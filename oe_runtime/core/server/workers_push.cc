@@ -97,8 +97,10 @@ void Workers::Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* bo
     completes = completes && Complete(table, rank);
   }
   const auto held = std::make_shared<Body>();
+  // Without content it may still have the memory of an earlier reply, which stays the connection's.
+  const bool widened = gradients->size() > 0;
   if (!completes) {
-    auto share = held_->Try(body->capacity() + gradients->capacity());
+    auto share = held_->Try(body->capacity() + (widened ? gradients->capacity() : 0));
     if (!share) {
       throw Error(Names({rank}) +
                   ": the server has no memory to hold this push until the others' are there; " +
@@ -107,7 +109,7 @@ void Workers::Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* bo
     held->share = std::move(*share);
   }
   held->bytes = std::move(*body);
-  held->gradients = std::move(*gradients);
+  if (widened) held->gradients = std::move(*gradients);
   for (const PushPart& part : parts) tables_[part.table].held[rank] = {held, part};
   pushed_ = true;
 }
