@@ -116,7 +116,7 @@ class LocalBackend : public Backend {
     for (const auto& store : stores_) {
       std::vector<std::string> held;
       nlohmann::json saved = store->Save(directory, checksums, true, contents != nullptr ? &held : nullptr);
-      for (size_t i = 0; i < held.size(); ++i) {
+      for (size_t i = 0; contents != nullptr && i < held.size(); ++i) {
         (*contents)[saved[i]["file"].get<std::string>()] = std::move(held[i]);
       }
       for (auto& entry : saved) all.push_back(std::move(entry));
