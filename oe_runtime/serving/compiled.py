@@ -57,6 +57,11 @@ class Compiler:
             raise ServingError(f"{library}: {error}; remove it to compile it again") from error
 
     def _write(self, module: Any, examples: Sequence[Any], library: Path) -> None:
+        for path in (str(Path(torch.__file__).parent), str(self._directory.absolute())):
+            if len(path.split()) > 1:
+                raise ServingError(
+                    f"PyTorch cannot compile where a path has spaces: {path}; use another place"
+                )
         module = torch.fx.GraphModule(module, _to_compile(module.graph))  # export changes its module
         with tempfile.TemporaryDirectory(dir=self._directory) as scratch:
             package = Path(scratch) / "compiled.pt2"

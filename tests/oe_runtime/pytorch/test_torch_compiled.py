@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
@@ -17,6 +18,11 @@ from torch import nn
 import oe_runtime.torch as embed
 from oe_runtime import Client
 from oe_runtime.serving import Model, ServingError, compiled
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler of C++ is not there"),
+    pytest.mark.skipif(" " in torch.__file__, reason="PyTorch's own compiler takes no path with a space"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,36 @@ def test_an_id_outside_of_a_weight_is_refused_as_without(export, once):
         x["last"][1][1] = 10
         status, reply = asked.either({"inputs": x})
         assert (status, "id 10 is not in [0, 10)" in reply["error"]) == (400, True)
+
+
+class TwoIds(nn.Module):
+    """Ids of a table and of a smaller embedding, both inputs as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(80, 4)
+        self.days = nn.Embedding(7, 2)
+        self.out = nn.Linear(6, 1)
+
+    def forward(self, item, day):
+        return self.out(torch.cat([self.items(item), self.days(day)], 1))
+
+
+def test_a_negative_id_of_a_weight_is_refused(tmp_path):
+    """Compiled code finds it: no program for ids checks those that are inputs as they are."""
+    with Client.in_process() as client:
+        training = Training(client, TwoIds())
+        x = {"item": torch.tensor([1, 2]), "day": torch.tensor([3, 6])}
+        training.model(**x).sum().backward()
+        training.optimizer.step()
+        path = embed.export(training.model, tmp_path / "export", x)
+    with Model.load(path, compile_to=tmp_path / "compiled") as model, Asked(model) as asked:
+        np.testing.assert_allclose(
+            asked.core({"inputs": columns(x)})["outputs"], asked.python({"inputs": columns(x)})[1]["outputs"]
+        )
+        for day in (-1, 7):
+            status, reply = asked.either({"inputs": {"item": [1], "day": [day]}})
+            assert (status, reply["error"]) == (400, f"input 'day' of example 0: id {day} is not in [0, 7)")
 
 
 def test_requests_are_computed_together(trained, export, once):

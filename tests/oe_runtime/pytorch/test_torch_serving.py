@@ -424,3 +424,12 @@ def test_a_single_tensor_has_the_name_of_its_argument(tmp_path):
             equal(served.predict(np.arange(5)), {"output_0": model(torch.arange(5)).detach().numpy()})
             with pytest.raises(InputError, match="input 'input' of example 1: id 100 is not in"):
                 served.predict(np.array([0, 100]))
+
+
+def test_nothing_is_compiled_where_a_path_has_spaces(training, tmp_path):
+    """PyTorch's compiler would end in errors of the linker."""
+    path = embed.export(training.model, tmp_path / "export", batch(1))
+    with pytest.raises(
+        ServingError, match=r"PyTorch cannot compile where a path has spaces: .* .*; use another"
+    ):
+        Model.load(path, compile_to=tmp_path / "a place")
