@@ -170,7 +170,7 @@ def _step(kind: str, dim: int, rows: int, batch: int, data: list[Any]) -> Any:
                 found = [self.fields(*asked) if kind == TBE else zeros]
             return self.deep(torch.cat([*found, integers], 1))
 
-    zeros = torch.zeros(batch, FIELDS * dim)
+    zeros = torch.zeros(batch, FIELDS * dim, requires_grad=True)  # their gradient is a part of any step
     model: Any = Clicks()
     if kind in (PLAIN, COLLECTION):
         model = embed.distributed_model(model, Client.in_process(threads=1))

@@ -439,12 +439,12 @@ def _check_offsets(keys: Sequence[str], ends: Sequence[int], offsets: NDArray[np
             f"the batch has {ends[-1]} lists of ids, but {len(offsets)} offsets, which begin with "
             f"{offsets[0] if len(offsets) else 'none'}"
         )
-    lengths = np.diff(offsets)
-    if (wrong := np.flatnonzero(lengths < 0)).size:
-        place = int(wrong[0])
+    if (down := offsets[1:] < offsets[:-1]).any():
+        place = int(down.argmax())
         number = next(i for i, end in enumerate(ends[1:]) if place < end)
         raise ValueError(
-            f"feature '{keys[number]}': list {place - ends[number]} has the length {lengths[place]}"
+            f"feature '{keys[number]}': list {place - ends[number]} has the length "
+            f"{offsets[place + 1] - offsets[place]}"
         )
     if offsets[-1] != ids:
         raise ValueError(f"the lengths of the batch's lists sum to {offsets[-1]}, but it has {ids} ids")

@@ -10,9 +10,11 @@
 namespace oe {
 namespace {
 
-constexpr size_t kBlock =
-    64;                       // bags of a lookup before those of the next: their examples' values stay cached
-constexpr size_t kAhead = 8;  // ids between a row's fetch into the caches and its use
+// Bags of a lookup before those of the next: enough to find its rows in the caches again, and few enough to
+// find their examples' other values there.
+constexpr size_t kBlock = 1024;
+constexpr size_t kLeastBlock = 64;
+constexpr size_t kAhead = 32;  // ids between a row's fetch into the caches and its use
 
 // Some bags of one lookup.
 template <typename T>
@@ -101,25 +103,24 @@ size_t MostBags(const std::vector<Bags>& bags) {
 }
 
 template <typename T>
-BagRange<T> RangeOf(const PlannedGroup& group, const std::vector<Bags>& bags, size_t lookup, size_t begin) {
+BagRange<T> RangeOf(const PlannedGroup& group, const std::vector<Bags>& bags, size_t lookup, size_t begin,
+                    size_t end) {
   const PlannedLookup& of = group.lookups[lookup];
-  return {group.inverse.data() + of.offset,
-          of.size,
-          &bags[lookup],
-          begin,
-          std::min(begin + kBlock, bags[lookup].count),
-          group.dim};
+  return {group.inverse.data() + of.offset,  of.size,  &bags[lookup], begin,
+          std::min(end, bags[lookup].count), group.dim};
 }
 
 template <typename T>
 void PoolRows(const PlannedGroup& group, const T* rows, const std::vector<Bags>& bags, ThreadPool* pool) {
   constexpr size_t kPieceBytes = size_t{1} << 20;  // less is done before another thread has woken up
-  const size_t blocks = (MostBags(bags) + kBlock - 1) / kBlock;
+  const size_t most = MostBags(bags);
+  const size_t size = std::clamp(most / pool->threads(), kLeastBlock, kBlock);
+  const size_t blocks = (most + size - 1) / size;
   const size_t pieces = std::min(blocks, group.inverse.size() * group.row_bytes() / kPieceBytes + 1);
   pool->ParallelFor(pieces, [&](size_t piece) {
     for (size_t block = blocks * piece / pieces; block < blocks * (piece + 1) / pieces; ++block) {
       for (size_t l = 0; l < bags.size(); ++l) {
-        const BagRange<T> part = RangeOf<T>(group, bags, l, block * kBlock);
+        const BagRange<T> part = RangeOf<T>(group, bags, l, block * size, (block + 1) * size);
         WithDim(group.dim, [&](auto dim) { PoolPiece<T, decltype(dim)::value>(part, rows); });
       }
     }
@@ -139,7 +140,7 @@ void SumRows(const PlannedGroup& group, const std::vector<Bags>& bags, T* sums, 
     for (size_t block = 0; block < blocks; ++block) {
       for (size_t l = 0; l < bags.size(); ++l) {
         if (group.lookups[l].table < first || group.lookups[l].table >= last) continue;
-        const BagRange<T> part = RangeOf<T>(group, bags, l, block * kBlock);
+        const BagRange<T> part = RangeOf<T>(group, bags, l, block * kBlock, (block + 1) * kBlock);
         WithDim(group.dim, [&](auto dim) { SumPiece<T, decltype(dim)::value>(part, sums); });
       }
     }

@@ -29,8 +29,8 @@ void CheckBags(const PlannedGroup& group, const std::vector<Bags>& bags);
 // Fills `pooled`. An empty bag is zeros.
 void PoolBags(const PlannedGroup& group, const void* rows, const std::vector<Bags>& bags, ThreadPool* pool);
 
-// Fills `sums`, rows x dim, with the gradient of each row: `pooled` are the bags' gradients. Adds in the
-// order of lookups and ids, so the result does not depend on the number of threads.
+// Fills `sums`, rows x dim, with the gradient of each row: `pooled` are the bags' gradients. Adds in an
+// order that follows from lookups and ids, so the result does not depend on the number of threads.
 void SumBags(const PlannedGroup& group, const std::vector<Bags>& bags, void* sums, ThreadPool* pool);
 
 }  // namespace oe
