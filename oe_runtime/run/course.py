@@ -46,6 +46,8 @@ _FIXED = (
 )
 _MOST_NAMED = 8  # workers
 _LEAST_STEPS = 2  # before losses are compared
+_MORE = 2  # attempts at a checkpoint after which none comes
+_PAUSE = 1.0  # seconds before each of them
 
 
 class Interrupted(BaseException):
@@ -716,21 +718,31 @@ class Course:
         started = time.perf_counter()
         saved: RunCheckpoint | None = None
         with deferring_losses(self._ranks):
-            try:
-                saved = take(position)
-            except CheckpointError as error:
-                if again is None:
-                    raise
-                step = error.step if isinstance(error, Unpublished) else position.step
-                self._directory.event("no_checkpoint", step=step, message=str(error))
-                self._view.say(
-                    f"warning: no checkpoint of step {step}: {error}; training goes on, and "
-                    f"the next one is tried {again}"
-                )
+            saved = self._attempt(take, position, again)
         seconds = time.perf_counter() - started
         self._clock.pause(seconds)
         if saved is not None:
             self._note(saved, seconds)
+
+    def _attempt(
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: str | None
+    ) -> RunCheckpoint | None:
+        """Take a checkpoint; where no later one is tried `again`, try this one up to twice more."""
+        for left in range(0 if again else _MORE, -1, -1):
+            try:
+                return take(position)
+            except CheckpointError as error:
+                if again is None and not left:
+                    raise
+                step = error.step if isinstance(error, Unpublished) else position.step
+                if again is not None:
+                    self._directory.event("no_checkpoint", step=step, message=str(error))
+                follows = f"training goes on, and the next one is tried {again}" if again else "trying again"
+                self._view.say(f"warning: no checkpoint of step {step}: {error}; {follows}")
+            if again is None:
+                time.sleep(_PAUSE)
+                take = self.checkpoints.take_files  # pools take no number twice
+        return None
 
     def settle_files(self) -> None:
         """After an error, wait for a checkpoint that is being published; its problem is a warning."""

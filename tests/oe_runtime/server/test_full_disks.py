@@ -98,7 +98,7 @@ def test_a_pool_that_cannot_grow(disk: Path, kind: str, small: str) -> None:
 
 
 def test_a_full_disk_at_one_checkpoint_is_no_end(disk: Path, tmp_path: Path) -> None:
-    """Training says so, goes on, and writes the next one when there is room again."""
+    """Training says so, goes on, and writes the next one when there is room again, or again the last one."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "checkpoints").symlink_to(disk)
@@ -110,17 +110,20 @@ def test_a_full_disk_at_one_checkpoint_is_no_end(disk: Path, tmp_path: Path) -> 
         said = ""
         for line in process.stdout:
             said += line
-            if line.startswith("checkpoint") and not filler.exists() and "warning:" not in said:
+            if line.startswith("checkpoint") and not filler.exists():
                 with suppress(OSError):
                     filler.write_bytes(bytes(8 * MIB))
-            if line.startswith("warning: no checkpoint"):
+            if line.startswith("warning: no checkpoint") and (said.count("warning:") == 1 or "again" in line):
                 filler.unlink(missing_ok=True)
         assert process.wait(120) == 0, said
     assert "No space left on device; training goes on, and the next one is tried at step " in said
-    missed = events(run, "no_checkpoint")
-    assert missed
-    assert [e["step"] for e in events(run, "checkpoint")][-1] == 36
-    assert not {e["step"] for e in missed} & {e["step"] for e in events(run, "checkpoint")}
+    assert "warning: no checkpoint of step 36: " in said
+    assert "No space left on device; trying again" in said
+    missed = {e["step"] for e in events(run, "no_checkpoint")}
+    written = [e["step"] for e in events(run, "checkpoint")]
+    assert len(written) >= 3
+    assert written[-1] == 36
+    assert missed & set(written) <= {36}
     checkpoint.verify(checkpoint.published(disk)[-1])
     assert "checkpoints not written" in (run / "report.html").read_text()
 
