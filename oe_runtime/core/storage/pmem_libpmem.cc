@@ -38,13 +38,13 @@ class Mappings {
   void Add(const Region& region) {
     NoteMapping(region.data, region.size, region.path);
     const std::lock_guard<std::mutex> lock(mutex_);
-    sizes_[region.data] = region.size;
+    regions_[region.data] = region;
     names_.insert(region.name);
   }
   void Remove(const Region& region) {
     ForgetMapping(region.data);
     const std::lock_guard<std::mutex> lock(mutex_);
-    sizes_.erase(region.data);
+    regions_.erase(region.data);
     names_.erase(names_.find(region.name));
   }
   bool Has(const std::string& name) const {
@@ -52,14 +52,14 @@ class Mappings {
     return names_.count(name) > 0;
   }
   // The mapping that has `data`.
-  std::pair<const std::byte*, size_t> Find(const std::byte* data) const {
+  Region Find(const std::byte* data) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return *std::prev(sizes_.upper_bound(data));
+    return std::prev(regions_.upper_bound(data))->second;
   }
 
  private:
   mutable std::mutex mutex_;
-  std::map<const std::byte*, size_t> sizes_;
+  std::map<const std::byte*, Region> regions_;
   std::multiset<std::string> names_;  // one that is only looked at may be open already
 };
 
@@ -79,8 +79,9 @@ class SyncFlusher final : public Flusher {
   void Flush(const void* data, size_t size) override {
     const auto* begin = static_cast<const std::byte*>(data);
     if (last_ == nullptr || begin < last_->region || begin >= last_->region + last_->size) {
-      const auto [region, bytes] = mappings_->Find(begin);
-      last_ = &dirty_.try_emplace(region, Dirty{region, bytes, begin, begin}).first->second;
+      const Region found = mappings_->Find(begin);
+      last_ = &dirty_.try_emplace(found.data, Dirty{found.data, found.size, begin, begin, found.path})
+                   .first->second;
     }
     last_->begin = std::min(last_->begin, begin);
     last_->end = std::max(last_->end, begin + size);
@@ -89,7 +90,7 @@ class SyncFlusher final : public Flusher {
   void Fence() override {
     for (const auto& [region, dirty] : dirty_) {
       if (::pmem_msync(dirty.begin, static_cast<size_t>(dirty.end - dirty.begin)) != 0) {
-        throw StorageError("cannot sync a pool file", errno);
+        throw StorageError("cannot sync the pool file " + dirty.path, errno);
       }
     }
     dirty_.clear();
@@ -102,6 +103,7 @@ class SyncFlusher final : public Flusher {
     size_t size;
     const std::byte* begin;
     const std::byte* end;
+    std::string path;
   };
 
   const Mappings* const mappings_;

@@ -219,7 +219,7 @@ void Table::Recover(std::optional<uint64_t> id) {
   KeptRows& rows = RequireKept();
   rows.WaitIdle();
   const std::vector<CheckpointInfo> kept = rows.Checkpoints();
-  bool changed = rows.has_failed();
+  bool changed = rows.has_failed() || (content_->counts && content_->counts->has_failed());
   for (const auto& map : content_->shards) changed = changed || map->store().changed();
   for (uint32_t i = 0; content_->counts && i < kShards; ++i) {
     changed = changed || content_->counts->shard(i)->changed();
