@@ -16,7 +16,6 @@ namespace {
 
 constexpr const char* kToken = "0123456789abcdef0123456789abcdef";
 constexpr uint16_t kFirstPort = 7000;
-constexpr int kProcessesPerServer = 1000;  // one for each start
 
 // Starts all threads of the pool that reads logs, which all servers of this program share: it must outlive
 // each.
@@ -39,21 +38,24 @@ Cluster::Cluster(const Swarm& swarm, std::filesystem::path directory)
   }
 }
 
-void Cluster::StartServer(uint32_t index) {
+void Cluster::StartServer(uint32_t index, bool empty) {
   Running& server = servers_[index];
   if (server.process != 0) RestoreHost(server.process);
   ++server.starts;
-  server.process = static_cast<int>(index + 1) * kProcessesPerServer + server.starts;
+  server.process = static_cast<int>(host(index)) * kProcessesPerHost + server.starts;
   server.up = true;
-  // The threads of the process before are frozen with its files open and locked, so the next one has copies.
-  const auto storage = directory_ / ("server-" + std::to_string(index) + "-" + std::to_string(server.starts));
-  if (server.starts == 1) {
-    std::filesystem::create_directory(storage);
-    AddDisk(storage);
+  server.refused = false;
+  const bool power_cut = std::exchange(server.power_cut, false);
+  const auto before = server.storage;
+  server.storage = directory_ / ("server-" + std::to_string(index) + "-" + std::to_string(server.starts));
+  if (before.empty() || empty) {
+    std::filesystem::create_directory(server.storage);
+    AddDisk(server.storage);
+  } else if (power_cut) {
+    CopyDiskAfterCut(before, server.storage);
   } else {
-    CopyDisk(server.storage, storage, std::exchange(server.power_cut, false));
+    ReleaseDisk(before, server.storage);
   }
-  server.storage = storage;
   Note("server " + std::to_string(index) + " starts");
   StartProcess(server.process, [this, index] { Listen(index); });
 }
@@ -79,6 +81,11 @@ void Cluster::Listen(uint32_t index) {
     pollfd end{server.stop_fd(), POLLIN, 0};
     while (poll(&end, 1, -1) == 0) {
     }
+  } catch (const oe::StorageError& error) {
+    const std::string text = "server " + std::to_string(index) + " does not start: " + error.what();
+    if (!HasTrouble(host(index)) && !DisksLost()) FailRun(text);
+    Note(text);
+    servers_[index].refused = true;
   } catch (const std::exception& error) {
     FailRun("server " + std::to_string(index) + " does not start: " + error.what());
   }

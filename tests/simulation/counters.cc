@@ -1,17 +1,21 @@
 #include "tests/simulation/counters.h"
 
+#include <algorithm>
 #include <string>
 
 #include "tests/simulation/processes.h"
 
 namespace sim {
 
-oe::TableSpec Counters::Spec(uint32_t table) {
+oe::TableSpec Counters::Spec(uint32_t table) const {
   oe::TableSpec spec;
   spec.name = "t" + std::to_string(table);
   spec.dim = kDim;
   spec.optimizer.name = "sgd";
   spec.initializer.name = "zeros";
+  const auto number = static_cast<double>(swarm_.rule_number);
+  if (swarm_.rule == Rule::kAdmit) spec.admission = {"counter", {{"filter_freq", number}}};
+  if (swarm_.rule == Rule::kEvict) spec.eviction = {{"global_step", {{"steps_to_live", number}}, ""}};
   return spec;
 }
 
@@ -28,23 +32,82 @@ void Counters::SetWorkers(uint32_t workers, uint64_t from) {
   workers_ = workers;
 }
 
+std::vector<oe::Key> Counters::Erased(uint64_t step) const {
+  std::vector<oe::Key> keys;
+  if (swarm_.rule != Rule::kErase || step % swarm_.rule_number != 0) return keys;
+  if (swarm_.staleness && step % swarm_.checkpoint_every != 0) return keys;
+  Random random(Seed() * 1000033 + step);
+  for (oe::Key key = 0; key < swarm_.keys; ++key) {
+    if (random.OneIn(3)) keys.push_back(key);
+  }
+  return keys;
+}
+
+void Counters::Evict(uint64_t step, std::vector<Count>* counts) const {
+  for (Count& count : *counts) {
+    if (count.last + swarm_.rule_number < step) count.row = 0;
+  }
+}
+
 void Counters::CountUntil(uint64_t step) {
   while (after_.size() <= step) {
-    std::vector<uint32_t> next = after_.back();
+    std::vector<Count> next = after_.back();
+    std::vector<uint32_t> batch(swarm_.keys);
     for (uint32_t worker = 0; worker < workers_; ++worker) {
-      for (const oe::Key id : Ids(worker, after_.size() - 1)) ++next[id];
+      for (const oe::Key id : Ids(worker, after_.size() - 1)) ++batch[id];
     }
+    const uint64_t now = after_.size();
+    for (uint32_t key = 0; key < swarm_.keys; ++key) {
+      if (batch[key] == 0) continue;
+      next[key].last = now;
+      next[key].seen += batch[key];
+      if (swarm_.rule != Rule::kAdmit || next[key].seen >= swarm_.rule_number) next[key].row += batch[key];
+    }
+    for (const oe::Key key : Erased(now)) next[key].row = 0;
+    if (swarm_.rule == Rule::kEvict && now % swarm_.checkpoint_every == 0) Evict(now, &next);
     after_.push_back(std::move(next));
   }
 }
 
-void Counters::Check(const char* where, uint32_t rank, uint64_t step, const std::vector<oe::Key>& keys,
-                     const float* rows) {
-  CountUntil(step);
+void Counters::Add(uint32_t rank, uint64_t begin, uint64_t end, std::vector<uint32_t>* counts) const {
+  for (uint64_t step = begin; step < end; ++step) {
+    for (const oe::Key id : Ids(rank, step)) ++(*counts)[id];
+  }
+}
+
+void Counters::CheckBetween(uint32_t rank, uint64_t from, uint64_t step, uint64_t to,
+                            const std::vector<oe::Key>& keys, const float* rows) {
+  CountUntil(from);
+  const uint64_t staleness = *swarm_.staleness;
+  std::vector<uint32_t> least;
+  for (const Count& count : after_[from]) least.push_back(count.row);
+  std::vector<uint32_t> most = least;
+  for (uint32_t worker = 0; worker < workers_; ++worker) {
+    const bool mine = worker == rank;
+    Add(worker, from, mine ? step : step - std::min(step, staleness), &least);
+    Add(worker, from, mine ? step : std::min(to, step + staleness + 1), &most);
+  }
   for (size_t i = 0; i < keys.size(); ++i) {
     for (uint32_t j = 0; j < kDim; ++j) {
       const float found = rows[i * kDim + j];
-      const auto wanted = static_cast<float>(after_[step][keys[i]]);
+      if (found >= static_cast<float>(least[keys[i]]) && found <= static_cast<float>(most[keys[i]])) continue;
+      FailRun("pulled, worker " + std::to_string(rank) + ", step " + std::to_string(step) + " after " +
+              std::to_string(from) + ": key " + std::to_string(keys[i]) + " was pushed " +
+              std::to_string(static_cast<long>(found)) + " times, not " + std::to_string(least[keys[i]]) +
+              " to " + std::to_string(most[keys[i]]));
+    }
+  }
+}
+
+void Counters::Check(const char* where, uint32_t rank, uint64_t step, const std::vector<oe::Key>& keys,
+                     const float* rows, bool evicted) {
+  CountUntil(step);
+  std::vector<Count> counts = after_[step];
+  if (evicted && swarm_.rule == Rule::kEvict) Evict(step, &counts);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    for (uint32_t j = 0; j < kDim; ++j) {
+      const float found = rows[i * kDim + j];
+      const auto wanted = static_cast<float>(counts[keys[i]].row);
       if (found == wanted) continue;
       FailRun(std::string(where) + ", worker " + std::to_string(rank) + ", step " + std::to_string(step) +
               ": key " + std::to_string(keys[i]) + " was pushed " + std::to_string(static_cast<long>(found)) +

@@ -14,23 +14,38 @@ class Counters {
  public:
   static constexpr uint32_t kDim = 4;
 
-  explicit Counters(const Swarm& swarm) : swarm_(swarm), after_{std::vector<uint32_t>(swarm.keys)} {}
+  explicit Counters(const Swarm& swarm) : swarm_(swarm), after_{std::vector<Count>(swarm.keys)} {}
 
-  static oe::TableSpec Spec(uint32_t table);
+  oe::TableSpec Spec(uint32_t table) const;
   // What the worker pulls and pushes in a step, some of it twice.
   std::vector<oe::Key> Ids(uint32_t rank, uint64_t step) const;
   // From that step on a batch has the ids of so many workers.
   void SetWorkers(uint32_t workers, uint64_t from);
-  // Fails the run unless the rows of these keys are those of `step` whole steps.
+  // The keys that worker 0 erases when `step` steps are done.
+  std::vector<oe::Key> Erased(uint64_t step) const;
+  // Fails the run unless the rows of these keys are those of `step` whole steps, and of an eviction then.
   void Check(const char* where, uint32_t rank, uint64_t step, const std::vector<oe::Key>& keys,
-             const float* rows);
+             const float* rows, bool evicted = false);
+  // The same of asynchronous workers, which have all ended step `from` and will at `to`: at least what this
+  // worker has pushed and what the others must have, at most what they may have.
+  void CheckBetween(uint32_t rank, uint64_t from, uint64_t step, uint64_t to,
+                    const std::vector<oe::Key>& keys, const float* rows);
 
  private:
+  struct Count {
+    uint32_t row = 0;   // what its row has counted
+    uint32_t seen = 0;  // how often it was pushed
+    uint64_t last = 0;  // the steps that were done when it was pushed last
+  };
+
+  void Evict(uint64_t step, std::vector<Count>* counts) const;
+  // How often a worker pushes each key in its steps from `begin` to before `end`.
+  void Add(uint32_t rank, uint64_t begin, uint64_t end, std::vector<uint32_t>* counts) const;
   void CountUntil(uint64_t step);
 
   const Swarm swarm_;
   uint32_t workers_ = 0;
-  std::vector<std::vector<uint32_t>> after_;  // by steps, by key
+  std::vector<std::vector<Count>> after_;  // by steps, by key
 };
 
 }  // namespace sim

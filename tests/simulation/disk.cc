@@ -45,6 +45,7 @@ struct DiskFile {
   std::string durable;
   std::vector<std::pair<size_t, size_t>> written;  // begin and end, since the last sync
   bool mapped = false;
+  int host = 0;
 };
 
 struct Mapping {
@@ -53,6 +54,11 @@ struct Mapping {
 };
 
 using Names = std::map<std::string, uint64_t>;  // and what file each is
+
+struct Ill {
+  Trouble trouble;
+  uint64_t until;
+};
 
 struct Cut {
   int process = -1;
@@ -66,7 +72,10 @@ struct Disks {
   std::map<uint64_t, Names> directories;  // by inode: names that are durable
   std::map<const char*, Mapping> mappings;
   std::map<int, std::vector<Flushed>> flushed;  // by task
-  uint64_t next_ghost = uint64_t{1} << 62;      // a file that has no name but a durable one
+  std::map<int, Ill> ill;                       // by host
+  bool had_trouble = false;
+  bool lied = false;
+  bool lost = false;
   Cut cut;
 };
 
@@ -91,7 +100,7 @@ Names NamesIn(const fs::path& directory) {
   Names names;
   for (const auto& entry : fs::directory_iterator(directory)) {
     if (entry.path().filename() == "oe.lock") continue;
-    if (!entry.is_regular_file()) FailRun("the disk has no hook for what " + entry.path().string() + " is");
+    if (entry.is_directory()) continue;
     names[entry.path().filename().string()] = InodeOf(entry.path());
   }
   return names;
@@ -105,7 +114,35 @@ void Step() {
   if (--cut.steps == 0) Block("the end of the power", nullptr, nullptr, Now() + kMillisecond);
 }
 
+bool Is(int host, Trouble trouble) {
+  const auto found = All().ill.find(host);
+  return found != All().ill.end() && found->second.trouble == trouble && Now() < found->second.until;
+}
+
+int Host() { return HostOf(Current()->process); }
+
+// By chance, an error of a failing disk.
+bool Fails(int host = Host()) {
+  if (!Is(host, Trouble::kFailing) || !All().random.OneIn(8)) return false;
+  errno = EIO;
+  return true;
+}
+
+bool IsFull() {
+  if (!Is(Host(), Trouble::kFull)) return false;
+  errno = ENOSPC;
+  return true;
+}
+
+// A sync or fence that says that it is done.
+bool Lies() {
+  if (!Is(Host(), Trouble::kLying)) return false;
+  All().lied = true;
+  return true;
+}
+
 void Take(uint64_t most) {
+  if (Is(Host(), Trouble::kSlow)) most = 10 * kSecond;
   if (most > 0) Block("a disk", nullptr, nullptr, Now() + All().random.Below(most));
 }
 
@@ -113,7 +150,9 @@ void Take(uint64_t most) {
 void Persist(DiskFile* file, int descriptor, size_t begin, size_t end, size_t size) {
   file->durable.resize(std::max(size, file->durable.size()));
   end = std::min(end, size);
-  if (begin < end) (void)!::pread(descriptor, &file->durable[begin], end - begin, static_cast<off_t>(begin));
+  if (begin >= end) return;
+  RealSyscall(SYS_pread64, descriptor, reinterpret_cast<long>(&file->durable[begin]),
+              static_cast<long>(end - begin), static_cast<long>(begin));
 }
 
 Mapping* Find(const char* address, const char** begin) {
@@ -180,20 +219,6 @@ uint64_t Write(const fs::path& path, const std::string& bytes) {
   return InodeOf(path);
 }
 
-void CopyAfterKill(const fs::path& from, const fs::path& to, const Names& live, const Names& durable) {
-  std::map<uint64_t, uint64_t> copies;
-  for (const auto& [name, inode] : live) {
-    const uint64_t copy = copies[inode] = Write(to / name, BytesOf(from / name));
-    All().files[copy] = std::move(All().files[inode]);
-  }
-  Names& names = All().directories[InodeOf(to)];
-  for (const auto& [name, inode] : durable) {
-    const auto [copy, ghost] = copies.try_emplace(inode, All().next_ghost);
-    if (ghost) All().files[All().next_ghost++].durable = All().files[inode].durable;
-    names[name] = copy->second;
-  }
-}
-
 void CopyAfterCut(const fs::path& from, const fs::path& to, const Names& live, const Names& durable) {
   const uint64_t kind = All().random.Below(4);
   std::set<std::string> all;
@@ -222,13 +247,55 @@ void CopyAfterCut(const fs::path& from, const fs::path& to, const Names& live, c
 
 void SetDiskPolicy(const DiskPolicy& policy) { All().policy = policy; }
 
+void TroubleDisk(int host, Trouble trouble, uint64_t until) {
+  All().ill[host] = {trouble, until};
+  All().had_trouble = true;
+}
+
+void HealDisks() { All().ill.clear(); }
+
+bool HasTrouble(int host) {
+  const auto found = All().ill.find(host);
+  return found != All().ill.end() && Now() < found->second.until;
+}
+
+bool DisksHadTrouble() { return All().had_trouble; }
+
+bool DisksLost() { return All().lost; }
+
+int WriteError() { return IsFull() || Fails() ? errno : 0; }
+
 void AddDisk(const fs::path& directory) { All().directories[InodeOf(directory)] = NamesIn(directory); }
 
-void CopyDisk(const fs::path& from, const fs::path& to, bool power_cut) {
+// The threads of the process before are frozen with its files open and its lock held. What it has flushed and
+// not fenced is durable by the time of a later power cut.
+void ReleaseDisk(const fs::path& from, const fs::path& to) {
+  fs::rename(from, to);
+  std::set<uint64_t> inodes;
+  for (const auto& entry : fs::recursive_directory_iterator(to)) {
+    inodes.insert(InodeOf(entry.path()));
+    if (entry.path().filename() == "oe.lock") (void)::unlink(entry.path().c_str());
+  }
+  for (auto& [task, lines] : All().flushed) {
+    for (const Flushed& line : lines) {
+      if (inodes.count(line.file) > 0)
+        std::memcpy(&All().files[line.file].durable[line.offset], line.bytes.data(), kLine);
+    }
+    lines.erase(std::remove_if(lines.begin(), lines.end(),
+                               [&](const Flushed& line) { return inodes.count(line.file) > 0; }),
+                lines.end());
+  }
+}
+
+void CopyDiskAfterCut(const fs::path& from, const fs::path& to) {
+  All().lost = All().lost || All().lied;
   fs::create_directory(to);
+  for (const auto& entry : fs::directory_iterator(from)) {
+    if (entry.is_directory()) CopyDiskAfterCut(entry.path(), to / entry.path().filename());
+  }
   const Names live = NamesIn(from);
   const Names& durable = All().directories[InodeOf(from)];
-  power_cut ? CopyAfterCut(from, to, live, durable) : CopyAfterKill(from, to, live, durable);
+  CopyAfterCut(from, to, live, durable);
   for (const Names& names : {live, durable}) {
     for (const auto& [name, inode] : names) All().files.erase(inode);
   }
@@ -248,16 +315,36 @@ using sim::Current;
 extern "C" {
 
 ssize_t pwrite(int descriptor, const void* bytes, size_t size, off_t offset) {
-  if (Current() != nullptr) sim::Step();
+  if (Current() != nullptr) {
+    sim::Step();
+    struct stat before{};
+    const bool grows =
+        ::fstat(descriptor, &before) == 0 && offset + static_cast<off_t>(size) > before.st_size;
+    if (sim::Fails() || (grows && sim::IsFull())) return -1;
+  }
   const long put = sim::RealSyscall(SYS_pwrite64, descriptor, reinterpret_cast<long>(bytes),
                                     static_cast<long>(size), offset);
   struct stat there{};
   if (Current() == nullptr || put <= 0 || ::fstat(descriptor, &there) != 0) return put;
-  All().files[there.st_ino].written.emplace_back(offset, offset + put);
+  sim::DiskFile& file = All().files[there.st_ino];
+  file.host = sim::Host();
+  file.written.emplace_back(offset, offset + put);
   return put;
 }
 
+// Threads of any process read logs.
+ssize_t pread(int descriptor, void* bytes, size_t size, off_t offset) {
+  struct stat there{};
+  if (Current() != nullptr && All().had_trouble && ::fstat(descriptor, &there) == 0) {
+    const auto found = All().files.find(there.st_ino);
+    if (found != All().files.end() && sim::Fails(found->second.host)) return -1;
+  }
+  return sim::RealSyscall(SYS_pread64, descriptor, reinterpret_cast<long>(bytes), static_cast<long>(size),
+                          offset);
+}
+
 int fallocate(int descriptor, int mode, off_t offset, off_t size) {
+  if (Current() != nullptr && mode == 0 && (sim::IsFull() || sim::Fails())) return -1;
   const auto result = static_cast<int>(sim::RealSyscall(SYS_fallocate, descriptor, mode, offset, size));
   struct stat there{};
   if (Current() == nullptr || result != 0 || ::fstat(descriptor, &there) != 0) return result;
@@ -272,8 +359,14 @@ int fdatasync(int descriptor) {
   struct stat there{};
   (void)::fstat(descriptor, &there);
   const auto found = All().files.find(there.st_ino);
+  if (sim::Fails()) {
+    // The pages count as clean from then on, so no later sync writes them (Rebello et al., ATC 2020).
+    if (found != All().files.end()) found->second.written.clear();
+    errno = EIO;
+    return -1;
+  }
   // What is written while the sync takes its time need not be in it.
-  if (found != All().files.end()) {
+  if (found != All().files.end() && !sim::Lies()) {
     sim::DiskFile& file = found->second;
     const auto size = static_cast<size_t>(there.st_size);
     file.durable.resize(size);
@@ -288,14 +381,16 @@ int fsync(int descriptor) {
   if (Current() == nullptr) return static_cast<int>(sim::RealSyscall(SYS_fsync, descriptor));
   struct stat there{};
   (void)::fstat(descriptor, &there);
-  const auto directory = All().directories.find(there.st_ino);
-  if (directory == All().directories.end()) return fdatasync(descriptor);
+  if (!S_ISDIR(there.st_mode)) return fdatasync(descriptor);
   sim::Step();
+  if (sim::Fails()) return -1;
+  if (sim::Lies()) return 0;
   std::array<char, 64> path{};
   std::snprintf(path.data(), path.size(), "/proc/self/fd/%d", descriptor);
   const std::filesystem::path real = std::filesystem::read_symlink(path.data());
-  directory->second = sim::NamesIn(real);
-  for (const auto& [name, inode] : directory->second) {
+  if (real.string().find("/servers/") == std::string::npos) return 0;  // of the job
+  sim::Names& names = All().directories[there.st_ino] = sim::NamesIn(real);
+  for (const auto& [name, inode] : names) {
     sim::DiskFile& file = All().files[inode];
     file.durable.resize(std::max<size_t>(file.durable.size(), std::filesystem::file_size(real / name)));
   }
@@ -306,6 +401,7 @@ int fsync(int descriptor) {
 // As libpmem does for the flags that the core gives.
 void* pmem_map_file(const char* path, size_t size, int flags, mode_t mode, size_t* mapped, int* is_pmem) {
   const bool create = (flags & PMEM_FILE_CREATE) != 0;
+  if (create && sim::IsFull()) return nullptr;
   const oe::File file(::open(path, O_RDWR | O_CLOEXEC | (create ? O_CREAT | O_EXCL : 0), mode));
   if (!file.ok()) return nullptr;
   if (create && ::fallocate(file.get(), 0, 0, static_cast<off_t>(size)) != 0) {
@@ -323,6 +419,7 @@ void* pmem_map_file(const char* path, size_t size, int flags, mode_t mode, size_
   All().mappings[static_cast<char*>(data)] = {*mapped, there.st_ino};
   sim::DiskFile& known = All().files[there.st_ino];
   known.mapped = true;
+  known.host = sim::Host();
   known.durable.resize(std::max(known.durable.size(), *mapped));
   return data;
 }
@@ -350,12 +447,15 @@ void pmem_flush(const void* data, size_t size) {
 void pmem_drain() {
   sim::Step();
   for (const sim::Flushed& line : std::exchange(All().flushed[Current()->id], {}))
-    std::memcpy(&All().files[line.file].durable[line.offset], line.bytes.data(), sim::kLine);
+    if (!sim::Lies())
+      std::memcpy(&All().files[line.file].durable[line.offset], line.bytes.data(), sim::kLine);
   sim::Take(All().policy.fence);
 }
 
 int pmem_msync(const void* data, size_t size) {
   sim::Step();
+  if (sim::Fails()) return -1;
+  if (sim::Lies()) return 0;
   const char* begin = nullptr;
   const auto* const mapping = sim::Find(static_cast<const char*>(data), &begin);
   if (mapping == nullptr) return 0;

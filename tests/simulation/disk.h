@@ -14,10 +14,29 @@ struct DiskPolicy {
 
 void SetDiskPolicy(const DiskPolicy& policy);
 
-// Copies the directory of a server that has ended, for the next one. After a power cut the copy has what was
-// synced, and of everything else an arbitrary subset: words of persistent memory, sectors of other files,
-// names whose directory was not synced.
-void CopyDisk(const std::filesystem::path& from, const std::filesystem::path& to, bool power_cut);
+enum class Trouble {
+  kFull,     // no file grows
+  kFailing,  // one in eight reads, writes and syncs fails
+  kLying,    // syncs say that they are done, and do nothing
+  kSlow,     // syncs take up to ten seconds
+};
+// Of the disk of a host, and of the job's files as that host writes them, until then.
+void TroubleDisk(int host, Trouble trouble, uint64_t until);
+void HealDisks();
+bool HasTrouble(int host);
+// Whether any disk had been in trouble.
+bool DisksHadTrouble();
+// Whether a power cut came after a sync that was a lie: nothing that was synced need be there.
+bool DisksLost();
+// The error of a write to a file that is on no simulated disk; 0: none.
+int WriteError();
+
+// Renames the directory of a server that was killed, for the next one.
+void ReleaseDisk(const std::filesystem::path& from, const std::filesystem::path& to);
+// Copies the directory of a server whose host lost power, for the next one: what was synced, and of
+// everything else an arbitrary subset: words of persistent memory, sectors of other files, names whose
+// directory was not synced.
+void CopyDiskAfterCut(const std::filesystem::path& from, const std::filesystem::path& to);
 // The directory is on such a disk from now on.
 void AddDisk(const std::filesystem::path& directory);
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "oe_runtime/core/wire/errors.h"
+#include "tests/simulation/disk.h"
 #include "tests/simulation/meeting.h"
 #include "tests/simulation/processes.h"
 
@@ -16,7 +17,9 @@ namespace sim {
 namespace {
 
 constexpr auto kPause = std::chrono::milliseconds(300);  // between attempts to reach the servers again
-constexpr size_t kKeep = 3;                              // checkpoints
+constexpr auto kRetry = std::chrono::seconds(1);         // oe_runtime.run.course: _PAUSE and _MORE
+constexpr int kMore = 2;
+constexpr size_t kKeep = 3;  // checkpoints
 constexpr int kFirstProcess = 100000;
 constexpr int kMostWorkers = 100;
 
@@ -33,18 +36,22 @@ class Worker {
         workers_(job->workers_),
         generation_(job->generation_),
         meeting_(job->meeting_),
-        swarm_(job->swarm_) {}
+        swarm_(job->swarm_),
+        resumes_(!job->directory_.checkpoints.empty()) {}
 
   void Run() {
     try {
       ConnectFirst();
-      bool go_back = !job_->directory_.checkpoints.empty();
-      bool first = !go_back;
+      bool go_back = resumes_;
+      bool first = !resumes_;
       for (;;) {
         try {
           if (std::exchange(go_back, false)) throw Lost();
-          if (std::exchange(first, false)) Take(true);
-          if (!Step()) break;
+          if (std::exchange(first, false)) Take(false);
+          if (!Step()) {
+            Finish();
+            break;
+          }
         } catch (const Lost&) {
           Recover();
         }
@@ -52,6 +59,10 @@ class Worker {
       End();
     } catch (const LeftBehind&) {
       Note(Name() + " of generation " + std::to_string(generation_) + " ends: it was left behind");
+    } catch (const oe::StorageError& error) {
+      Fail(error);
+    } catch (const oe::CheckpointError& error) {
+      Fail(error);
     } catch (const std::exception& error) {
       if (left_behind()) return;
       FailRun(Name() + " ends: " + error.what());
@@ -64,17 +75,31 @@ class Worker {
     if (left_behind()) throw LeftBehind();
   }
 
+  // Of its tables or files: only a disk is an excuse. The run ends, and is resumed when the disk is well.
+  void Fail(const oe::Error& error) {
+    if (left_behind()) return;
+    const std::string text = error.what();
+    const bool named = text.find("/servers/server-") != std::string::npos ||
+                       text.find("/run/") != std::string::npos || text.find("table '") != std::string::npos;
+    if (!DisksHadTrouble() || !named) FailRun(Name() + " ends: " + text);
+    Note(Name() + " ends the job: " + text);
+    job_->failed_ = true;
+    job_->starts_over_ = DisksLost();
+  }
+
   std::string Name() const { return "worker " + std::to_string(rank_); }
 
   std::unique_ptr<oe::Client> Connected(const std::string& torn) {
     oe::RemoteOptions options = job_->cluster_->remote();
     options.worker.rank = rank_;
     options.worker.of = workers_;
+    options.worker.synchronous = !swarm_.staleness;
+    options.worker.staleness = swarm_.staleness;
     options.worker.wait = 60;
     options.worker.generation = generation_ - 1;
     auto client = oe::Client::Connect(options, 1);
     if (!torn.empty()) client->Tear(torn);
-    for (uint32_t i = 0; i < swarm_.tables; ++i) (void)client->CreateTable(Counters::Spec(i));
+    for (uint32_t i = 0; i < swarm_.tables; ++i) (void)client->CreateTable(job_->counters_.Spec(i));
     return client;
   }
 
@@ -119,42 +144,116 @@ class Worker {
     throw Lost();
   }
 
+  struct Pulled {
+    std::vector<oe::Key> ids;
+    std::shared_ptr<oe::PulledBatch> batch;
+    std::vector<float> rows;  // of one table after the other
+  };
+
+  Pulled Pull(uint64_t step) {
+    Pulled pulled{job_->counters_.Ids(rank_, step), nullptr, {}};
+    std::vector<oe::IdsView> views;
+    std::vector<std::pair<uint32_t, uint32_t>> lookups;
+    for (uint32_t i = 0; i < swarm_.tables; ++i) {
+      views.push_back({pulled.ids.data(), pulled.ids.size()});
+      lookups.emplace_back(i, i);
+    }
+    pulled.batch = client_->Pull(views, lookups);
+    pulled.rows.resize(swarm_.tables * pulled.ids.size() * Counters::kDim);
+    client_->Embeddings(*pulled.batch, 0, pulled.rows.data());  // tables of one dimension are one group
+    return pulled;
+  }
+
+  void Push(const Pulled& pulled) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(swarm_.think));
+    const std::vector<float> gradients(pulled.rows.size(), -1.0F);
+    client_->Push(*pulled.batch, {{gradients.data(), swarm_.tables * pulled.ids.size(), Counters::kDim}},
+                  {1.0});
+  }
+
+  template <typename Check>
+  void ForTables(const Pulled& pulled, const Check& check) {
+    const size_t values = pulled.ids.size() * Counters::kDim;
+    for (uint32_t i = 0; i < swarm_.tables && !left_behind(); ++i) check(pulled.rows.data() + i * values);
+  }
+
   // False after the job's last one.
   bool Step() {
-    const std::vector<oe::Key> ids = job_->counters_.Ids(rank_, step_);
-    Defer([&] {
-      std::vector<oe::IdsView> views;
-      std::vector<std::pair<uint32_t, uint32_t>> lookups;
-      for (uint32_t i = 0; i < swarm_.tables; ++i) {
-        views.push_back({ids.data(), ids.size()});
-        lookups.emplace_back(i, i);
-      }
-      // Tables of one dimension are one group: their rows come one table after the other.
-      const auto pulled = client_->Pull(views, lookups);
-      const size_t values = ids.size() * Counters::kDim;
-      std::vector<float> rows(swarm_.tables * values);
-      client_->Embeddings(*pulled, 0, rows.data());
-      for (uint32_t i = 0; i < swarm_.tables && !left_behind(); ++i) {
-        job_->counters_.Check("pulled", rank_, step_, ids, rows.data() + i * values);
-      }
-      std::this_thread::sleep_for(std::chrono::nanoseconds(swarm_.think));
-      const std::vector<float> gradients(rows.size(), -1.0F);
-      client_->Push(*pulled, {{gradients.data(), swarm_.tables * ids.size(), Counters::kDim}}, {1.0});
-    });
+    const uint64_t every = swarm_.checkpoint_every;
+    const uint64_t end = swarm_.staleness ? step_ / every * every + every : step_ + 1;
+    Defer([&] { swarm_.staleness ? TrainUntil(end) : TrainTogether(); });
+    if (lost_ && swarm_.staleness && client_ != nullptr) client_->Close();  // nobody waits for this one
     const bool finish = Agree(job_->finish_ ? 1 : 0) != 0;
-    ++step_;
-    ++job_->steps_[rank_];
-    if (rank_ == 0) ++job_->total_steps_;
+    job_->steps_[rank_] += end - step_;
+    if (rank_ == 0) job_->total_steps_ += end - step_;
+    step_ = end;
     if (rank_ == 0) Defer([this] { Settle(); });
-    if (step_ % swarm_.checkpoint_every == 0) {
+    const std::vector<oe::Key> erased = job_->counters_.Erased(step_);
+    if (!erased.empty()) {
+      if (rank_ == 0) Defer([&] { Erase(erased); });
       Agree();
-      Take(false);
+    }
+    if (step_ % every == 0) {
+      if (rank_ == 0 && swarm_.rule == Rule::kEvict) Defer([this] { (void)client_->Evict(); });
+      Agree();
+      Take(true);
     }
     return !finish;
   }
 
-  void Take(bool wait) {
-    if (rank_ == 0) Defer([&] { in_storage() ? Mark(wait) : Save(); });
+  void Erase(const std::vector<oe::Key>& keys) {
+    for (uint32_t i = 0; i < swarm_.tables; ++i) (void)client_->Erase(i, keys.data(), keys.size());
+  }
+
+  void TrainTogether() {
+    const Pulled pulled = Pull(step_);
+    ForTables(pulled,
+              [&](const float* rows) { job_->counters_.Check("pulled", rank_, step_, pulled.ids, rows); });
+    Push(pulled);
+  }
+
+  // Beside the other workers, which are up to `staleness` steps behind, unless one is lost: then pushes fail.
+  void TrainUntil(uint64_t end) {
+    for (uint64_t step = step_; step < end; ++step) {
+      RequireCurrent();
+      const Pulled pulled = Pull(step);
+      Push(pulled);
+      ForTables(pulled, [&](const float* rows) {
+        job_->counters_.CheckBetween(rank_, step_, step, end, pulled.ids, rows);
+      });
+    }
+  }
+
+  // `again`: a later step has another checkpoint.
+  void Take(bool again) {
+    if (rank_ == 0) Defer([&] { Attempt(again, in_storage()); });
+    Agree();
+  }
+
+  // oe_runtime.run.course.Course._attempt
+  void Attempt(bool again, bool in_storage) {
+    for (int left = again ? 0 : kMore;; --left) {
+      try {
+        return in_storage ? Mark(!again) : Save();
+      } catch (const oe::CheckpointError& error) {
+        if (!again && left == 0) throw;
+        Note("no checkpoint of step " + std::to_string(step_) + ": " + error.what());
+      }
+      if (again) return;
+      std::this_thread::sleep_for(kRetry);
+      in_storage = false;
+    }
+  }
+
+  // oe_runtime.run.course.Course._finish: the last checkpoint has its rows in files. They are what was
+  // pushed.
+  void Finish() {
+    const auto& all = job_->directory_.checkpoints;
+    if (rank_ == 0) Defer([this] { Settle(); });
+    if (rank_ == 0 && (all.back().step != step_ || all.back().files.empty()))
+      Defer([this] { Attempt(false, false); });
+    Agree();
+    Defer([&] { client_->Restore(all.back().files); });
     Agree();
   }
 
@@ -232,7 +331,7 @@ class Worker {
     if (rank_ == 0) {
       Defer([this] {
         Settle();
-        RequireNewest();
+        Choose();
       });
       pending_.reset();
     }
@@ -252,18 +351,26 @@ class Worker {
     if (rank_ == 0) Note("all go on from step " + std::to_string(step_));
   }
 
-  // The oracle that no acknowledged checkpoint is lost.
-  void RequireNewest() const {
-    const auto& all = job_->directory_.checkpoints;
+  // oe_runtime.run.checkpoints.Checkpoints._choose, and the oracle that no published checkpoint is lost.
+  void Choose() {
+    auto& all = job_->directory_.checkpoints;
     if (all.empty()) FailRun("there is no checkpoint to go back to");
     if (!all.back().files.empty()) return;
     const std::vector<uint64_t> kept = client_->Checkpoints();
     RequireCurrent();
-    if (std::find(kept.begin(), kept.end(), all.back().step) != kept.end()) return;
+    const auto usable = std::find_if(all.rbegin(), all.rend(), [&](const auto& one) {
+      return !one.files.empty() || std::find(kept.begin(), kept.end(), one.step) != kept.end();
+    });
+    if (usable == all.rbegin()) return;
     std::string text;
     for (const uint64_t one : kept) text += " " + std::to_string(one);
-    FailRun("checkpoint " + std::to_string(all.back().step) +
-            " was published and is lost; all servers have:" + text);
+    text = "checkpoint " + std::to_string(all.back().step) +
+           " was published and is lost; all servers have:" + text;
+    if (!DisksLost()) FailRun(text);
+    Note(text);
+    if (usable == all.rend()) throw oe::CheckpointError("of table 't0' no older checkpoint can be used");
+    all.erase(usable.base(), all.end());
+    job_->counters_.SetWorkers(workers_, all.back().step);
   }
 
   void End() {
@@ -272,7 +379,7 @@ class Worker {
     std::vector<float> rows(keys.size() * Counters::kDim);
     for (uint32_t i = 0; i < swarm_.tables; ++i) {
       client_->PullRows(i, keys.data(), keys.size(), rows.data());
-      job_->counters_.Check("at the end", rank_, step_, keys, rows.data());
+      job_->counters_.Check("at the end", rank_, step_, keys, rows.data(), true);
     }
     client_->Leave();
     client_->Close();
@@ -285,6 +392,7 @@ class Worker {
   const uint32_t generation_;
   const std::shared_ptr<Meeting> meeting_;
   const Swarm& swarm_;
+  const bool resumes_;
   std::unique_ptr<oe::Client> client_;
   bool lost_ = false;
   uint64_t step_ = 0;
@@ -303,6 +411,9 @@ Job::Job(const Swarm& swarm, Cluster* cluster, std::filesystem::path directory)
 void Job::Start(uint32_t workers) {
   for (const int process : std::exchange(ended_, {})) RestoreHost(process);
   ++generation_;
+  finished_ = 0;
+  failed_ = false;
+  if (std::exchange(starts_over_, false)) directory_.checkpoints.clear();
   workers_ = workers;
   Note("the job starts with " + std::to_string(workers) + " workers, generation " +
        std::to_string(generation_));

@@ -41,6 +41,12 @@ class Job {
   uint64_t least_steps() const;
   // All end after the step that they are in.
   void Finish() { finish_ = true; }
+  // It has ended with an error of a disk.
+  bool failed() const { return failed_; }
+  // Its checkpoints are lost.
+  void StartOver() { failed_ = starts_over_ = true; }
+  // No checkpoint is left: the servers are to be started without rows.
+  bool starts_over() const { return starts_over_; }
   bool finished() const { return finished_ == workers_; }
   uint64_t losses() const { return losses_; }
   uint64_t total_steps() const { return total_steps_; }
@@ -60,6 +66,8 @@ class Job {
   std::vector<uint64_t> steps_;
   bool finish_ = false;
   uint32_t finished_ = 0;
+  bool failed_ = false;
+  bool starts_over_ = false;
   uint64_t losses_ = 0;
   uint64_t total_steps_ = 0;
   uint64_t published_ = 0;

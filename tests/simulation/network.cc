@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -24,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/simulation/disk.h"
 #include "tests/simulation/processes.h"
 #include "tests/simulation/real.h"
 #include "tests/simulation/scheduler.h"
@@ -84,6 +86,7 @@ struct Socket : Descriptor {
 struct Poller : Descriptor {
   struct Watch {
     epoll_event event{};
+    std::shared_ptr<Descriptor> descriptor;
     uint64_t reported = 0;  // changes
   };
   std::map<int, Watch> watches;
@@ -166,11 +169,7 @@ bool Reaches(const Socket& socket) {
          PartedUntil(socket.process, socket.peer->process) == 0;
 }
 
-void MixBytes(const std::string& bytes) {
-  uint64_t sum = bytes.size();
-  for (const char byte : bytes) sum = sum * 31 + static_cast<uint8_t>(byte);
-  MixIntoTrace(sum);
-}
+void MixBytes(const std::string& bytes) { MixIntoTrace(XXH3_64bits(bytes.data(), bytes.size())); }
 
 void Arrive(const std::shared_ptr<Socket>& from);
 
@@ -354,20 +353,19 @@ ssize_t Take(int descriptor, const iovec* parts, size_t count, bool peek) {
   return static_cast<ssize_t>(taken);
 }
 
-uint32_t NewEvents(const Poller::Watch& watch, Descriptor* descriptor) {
-  const uint32_t events = descriptor->Events() & (watch.event.events | EPOLLERR | EPOLLHUP);
+uint32_t NewEvents(const Poller::Watch& watch) {
   const bool edge = (watch.event.events & EPOLLET) != 0;
-  return edge && watch.reported == descriptor->changes ? 0 : events;
+  if (edge && watch.reported == watch.descriptor->changes) return 0;
+  return watch.descriptor->Events() & (watch.event.events | EPOLLERR | EPOLLHUP);
 }
 
 int Collect(Poller* poller, epoll_event* out, int most) {
   int count = 0;
   for (auto& [number, watch] : poller->watches) {
-    const auto descriptor = Find<Descriptor>(number);
-    if (descriptor == nullptr || count == most) continue;
-    const uint32_t events = NewEvents(watch, descriptor.get());
+    if (count == most) break;
+    const uint32_t events = NewEvents(watch);
     if (events == 0) continue;
-    watch.reported = descriptor->changes;
+    watch.reported = watch.descriptor->changes;
     out[count] = watch.event;
     out[count++].events = events;
   }
@@ -375,10 +373,8 @@ int Collect(Poller* poller, epoll_event* out, int most) {
 }
 
 bool HasEvents(const Poller& poller) {
-  return std::any_of(poller.watches.begin(), poller.watches.end(), [](const auto& item) {
-    const auto descriptor = Find<Descriptor>(item.first);
-    return descriptor != nullptr && NewEvents(item.second, descriptor.get()) != 0;
-  });
+  return std::any_of(poller.watches.begin(), poller.watches.end(),
+                     [](const auto& item) { return NewEvents(item.second) != 0; });
 }
 
 bool IsSimulated(int descriptor) { return descriptor >= kFirstDescriptor; }
@@ -468,12 +464,13 @@ int timerfd_create(int /*clock*/, int /*flags*/) noexcept { return Fail(ENOSYS);
 
 int epoll_ctl(int poller, int operation, int descriptor, epoll_event* event) noexcept {
   const auto found = Find<sim::Poller>(poller);
-  if (found == nullptr || Find<sim::Descriptor>(descriptor) == nullptr) return Fail(EBADF);
+  const auto watched = Find<sim::Descriptor>(descriptor);
+  if (found == nullptr || watched == nullptr) return Fail(EBADF);
   if (operation == EPOLL_CTL_DEL) {
     found->watches.erase(descriptor);
     return 0;
   }
-  found->watches[descriptor] = {*event, 0};
+  found->watches[descriptor] = {*event, watched, 0};
   return 0;
 }
 
@@ -648,6 +645,8 @@ int fcntl(int descriptor, int command, ...) {
 
 ssize_t write(int descriptor, const void* bytes, size_t size) {
   if (!IsSimulated(descriptor)) {
+    const int error = Current() == nullptr || descriptor <= STDERR_FILENO ? 0 : sim::WriteError();
+    if (error != 0) return Fail(error);
     return sim::RealSyscall(SYS_write, descriptor, reinterpret_cast<long>(bytes), static_cast<long>(size));
   }
   const auto found = Find<sim::EventCount>(descriptor);

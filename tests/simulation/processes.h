@@ -10,6 +10,10 @@ namespace sim {
 uint64_t Seed();
 void SetSeed(uint64_t seed);
 
+// A host has the processes of a thousand numbers; host 0 has what is no server.
+constexpr int kProcessesPerHost = 1000;
+inline int HostOf(int process) { return process / kProcessesPerHost; }
+
 // Starts `function` as the first thread of a process. Nobody joins it.
 void StartProcess(int process, std::function<void()> function);
 

@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -12,6 +14,7 @@
 #include <utility>
 
 #include "tests/simulation/cluster.h"
+#include "tests/simulation/disk.h"
 #include "tests/simulation/job.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/processes.h"
@@ -31,6 +34,10 @@ class Faults {
       : swarm_(swarm), cluster_(cluster), job_(job), only_(std::move(only)) {}
 
   void InjectAll() {
+    const auto ills = {Fault::kFullDisk, Fault::kFailingDisk, Fault::kLyingDisk, Fault::kSlowDisk};
+    if (std::find_first_of(swarm_.faults.begin(), swarm_.faults.end(), ills.begin(), ills.end()) !=
+        swarm_.faults.end())
+      StartProcess(0, [this] { Operate(); });
     Random pauses(Seed() ^ 0x7061757365);
     const uint64_t end = Now() + swarm_.fault_time;
     for (uint64_t at = Now(); at < end; ++count_) {
@@ -42,9 +49,11 @@ class Faults {
       if (!only_ || only_->count(count_) > 0) Inject(fault);
     }
     HealAll();
+    HealDisks();
     Policy calm = swarm_.policy;
     calm.stall_every = 0;
     SetPolicy(calm);
+    const std::lock_guard<std::mutex> lock(repairs_);
     cluster_->StartAll();
     Note("no more faults");
   }
@@ -65,6 +74,15 @@ class Faults {
         return StartAgain(server, duration);
       case Fault::kCutPower:
         return CutPower(server, duration);
+      case Fault::kFullDisk:
+        return TroubleDisk(Cluster::host(server), Trouble::kFull, Now() + duration);
+      case Fault::kFailingDisk:
+        failed_.insert(server);
+        return TroubleDisk(Cluster::host(server), Trouble::kFailing, Now() + duration);
+      case Fault::kLyingDisk:
+        return TroubleDisk(Cluster::host(server), Trouble::kLying, Now() + duration);
+      case Fault::kSlowDisk:
+        return TroubleDisk(Cluster::host(server), Trouble::kSlow, Now() + duration);
       case Fault::kStopServer:
         return StopProcess(cluster_->process(server), duration);
       case Fault::kBreak:
@@ -81,11 +99,37 @@ class Faults {
   }
 
   void StartAgain(uint32_t server, uint64_t after) {
-    Cluster* const cluster = cluster_;
-    StartProcess(0, [cluster, server, after] {
+    StartProcess(0, [this, server, after] {
       Sleep(after);
-      if (!cluster->is_up(server)) cluster->StartServer(server);
+      const std::lock_guard<std::mutex> lock(repairs_);
+      if (!cluster_->is_up(server)) cluster_->StartServer(server);
     });
+  }
+
+  // Starts servers again that have refused their disks. If the job has ended with an error of a disk, waits
+  // until all are well, starts the servers whose disks have failed, and resumes the job.
+  void Operate() {
+    for (;; Sleep(500 * kMillisecond)) {
+      const std::lock_guard<std::mutex> lock(repairs_);
+      bool ill = false;
+      for (uint32_t i = 0; i < swarm_.servers; ++i) {
+        ill = ill || HasTrouble(Cluster::host(i));
+        if (cluster_->is_up(i) && cluster_->has_refused(i)) {
+          cluster_->EndServer(i, End::kKill);
+          if (DisksLost() && !HasTrouble(Cluster::host(i))) job_->StartOver();
+          cluster_->StartServer(i, job_->starts_over());
+        }
+      }
+      if (!job_->failed() || ill) continue;
+      for (uint32_t rank = 0; rank < job_->workers(); ++rank) job_->EndWorker(rank, false);
+      for (uint32_t i = 0; i < swarm_.servers; ++i) {
+        if (!job_->starts_over() && failed_.count(i) == 0) continue;
+        if (cluster_->is_up(i)) cluster_->EndServer(i, End::kKill);
+        cluster_->StartServer(i, job_->starts_over());
+      }
+      failed_.clear();
+      StartJob();
+    }
   }
 
   // Of one, or of all; at any time, or between two writes.
@@ -103,6 +147,7 @@ class Faults {
 
   // As the launcher does when it has lost a worker.
   void RestartJob(uint32_t first) {
+    const std::lock_guard<std::mutex> lock(repairs_);
     if (job_->published() == 0) return;
     job_->EndWorker(first, random_.OneIn(3));
     Sleep(random_.Below(2 * kSecond));
@@ -115,6 +160,7 @@ class Faults {
 
   // Its launcher takes the workers for lost, because their hosts do not answer for a while.
   void LeaveBehind(uint64_t duration) {
+    const std::lock_guard<std::mutex> lock(repairs_);
     if (job_->published() == 0) return;
     for (uint32_t rank = 0; rank < job_->workers(); ++rank) {
       if (!random_.OneIn(3)) StopProcess(job_->process(rank), random_.Below(duration + 1));
@@ -130,6 +176,8 @@ class Faults {
   Cluster* const cluster_;
   Job* const job_;
   const std::optional<std::set<unsigned>> only_;
+  std::mutex repairs_;
+  std::set<uint32_t> failed_;  // servers whose disks have failed since they started
   unsigned count_ = 1;
   Random random_;  // of the next fault
 };
@@ -161,7 +209,8 @@ void RunSeed(uint64_t seed, bool show, const std::optional<std::set<unsigned>>& 
   Job job(swarm, &cluster, "/proc/self/cwd/run");
   job.Start(swarm.workers);
   Await("the job has not begun", [&] { return job.least_steps() > 0; });
-  Faults(swarm, &cluster, &job, only).InjectAll();
+  Faults faults(swarm, &cluster, &job, only);
+  faults.InjectAll();
   const uint64_t steps = job.least_steps();
   Await("a worker has not made ten steps", [&] { return job.least_steps() >= steps + kSteps; });
   job.Finish();

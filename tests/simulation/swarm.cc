@@ -1,6 +1,24 @@
 #include "tests/simulation/swarm.h"
 
 namespace sim {
+namespace {
+
+std::string RuleText(const Swarm& swarm) {
+  const std::string number = std::to_string(swarm.rule_number);
+  switch (swarm.rule) {
+    case Rule::kAll:
+      return "";
+    case Rule::kErase:
+      return ", keys erased each " + number + " steps";
+    case Rule::kAdmit:
+      return ", admission after " + number + " times";
+    case Rule::kEvict:
+      return ", eviction after " + number + " steps";
+  }
+  return "";
+}
+
+}  // namespace
 
 const char* NameOf(Fault fault) {
   switch (fault) {
@@ -10,6 +28,14 @@ const char* NameOf(Fault fault) {
       return "lose a server's host";
     case Fault::kCutPower:
       return "cut the power of servers";
+    case Fault::kFullDisk:
+      return "fill a disk";
+    case Fault::kFailingDisk:
+      return "let a disk fail";
+    case Fault::kLyingDisk:
+      return "let a disk lie";
+    case Fault::kSlowDisk:
+      return "slow a disk down";
     case Fault::kStopServer:
       return "stop a server for a while";
     case Fault::kBreak:
@@ -43,7 +69,8 @@ Swarm DrawSwarm(uint64_t seed) {
   swarm.timeout = static_cast<double>(random.Between(3, 20));
   for (const Fault fault :
        {Fault::kKillServer, Fault::kVanishServer, Fault::kCutPower, Fault::kStopServer, Fault::kBreak,
-        Fault::kPart, Fault::kKillJob, Fault::kLeaveBehind, Fault::kStopWorker}) {
+        Fault::kPart, Fault::kKillJob, Fault::kLeaveBehind, Fault::kStopWorker, Fault::kFullDisk,
+        Fault::kFailingDisk, Fault::kLyingDisk, Fault::kSlowDisk}) {
     if (random.OneIn(3)) swarm.faults.push_back(fault);
   }
   if (swarm.faults.empty()) swarm.faults.push_back(Fault::kKillServer);
@@ -64,6 +91,12 @@ Swarm DrawSwarm(uint64_t seed) {
   }
   if (random.OneIn(3)) swarm.network.segment = random.Between(20, 4000);
   if (random.OneIn(3)) swarm.network.window = random.Between(500, 20000);
+  if (random.OneIn(3)) swarm.staleness = static_cast<uint32_t>(random.Below(6));
+  if (random.OneIn(2)) {
+    // Of asynchronous workers nobody knows in which order they push.
+    swarm.rule = swarm.staleness ? Rule::kErase : static_cast<Rule>(random.Between(1, 3));
+    swarm.rule_number = static_cast<uint32_t>(random.Between(1, 12));
+  }
   swarm.disk.persistent = random.OneIn(2);
   if (random.OneIn(2)) swarm.disk.sync = random.Between(1, 50) * kMillisecond;
   if (random.OneIn(2)) swarm.disk.fence = random.Between(1, 200) * kMicrosecond;
@@ -73,10 +106,14 @@ Swarm DrawSwarm(uint64_t seed) {
 std::string Describe(const Swarm& swarm) {
   std::string text =
       std::to_string(swarm.servers) + " servers with " + swarm.storage + ", " +
-      std::to_string(swarm.workers) + " workers, " + std::to_string(swarm.tables) + " tables, " +
-      std::to_string(swarm.keys) + " keys, a checkpoint each " + std::to_string(swarm.checkpoint_every) +
-      " steps" + (swarm.increments > 0 ? ", " + std::to_string(swarm.increments) + " increments" : "") +
-      (swarm.disk.persistent ? ", persistent memory" : "") + (swarm.encrypted ? ", TLS" : "") + "; faults:";
+      std::to_string(swarm.workers) +
+      (swarm.staleness ? " asynchronous workers with staleness " + std::to_string(*swarm.staleness) + ", "
+                       : " workers, ") +
+      std::to_string(swarm.tables) + " tables, " + std::to_string(swarm.keys) + " keys, a checkpoint each " +
+      std::to_string(swarm.checkpoint_every) + " steps" +
+      (swarm.increments > 0 ? ", " + std::to_string(swarm.increments) + " increments" : "") +
+      RuleText(swarm) + (swarm.disk.persistent ? ", persistent memory" : "") +
+      (swarm.encrypted ? ", TLS" : "") + "; faults:";
   for (const Fault fault : swarm.faults)
     text += std::string(fault == swarm.faults.front() ? " " : ", ") + NameOf(fault);
   return text;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,12 +17,24 @@ enum class Fault {
   kKillServer,
   kVanishServer,
   kCutPower,
+  kFullDisk,
+  kFailingDisk,
+  kLyingDisk,
+  kSlowDisk,
   kStopServer,
   kBreak,
   kPart,
   kKillJob,
   kLeaveBehind,
   kStopWorker,
+};
+
+// Whether and when keys have rows.
+enum class Rule {
+  kAll,
+  kErase,  // worker 0 erases some keys after every `rule_number`-th step
+  kAdmit,  // only keys that were in batches `rule_number` times
+  kEvict,  // before each checkpoint rows go whose last batch was more than `rule_number` batches before
 };
 
 struct Swarm {
@@ -32,10 +45,13 @@ struct Swarm {
   bool encrypted = false;
   uint32_t tables = 1;
   uint32_t keys = 64;
-  uint64_t think = 0;              // nanoseconds of a worker between a pull and its push
-  uint64_t checkpoint_every = 10;  // steps
-  uint64_t increments = 0;         // checkpoints in files with changes only, after one with all rows
-  double timeout = 20;             // seconds that a server may take to answer
+  uint64_t think = 0;                 // nanoseconds of a worker between a pull and its push
+  uint64_t checkpoint_every = 10;     // steps
+  std::optional<uint32_t> staleness;  // of asynchronous workers; none: synchronous ones
+  Rule rule = Rule::kAll;
+  uint32_t rule_number = 0;
+  uint64_t increments = 0;  // checkpoints in files with changes only, after one with all rows
+  double timeout = 20;      // seconds that a server may take to answer
   std::vector<Fault> faults;
   uint64_t fault_pause = 0;  // nanoseconds between two, in the mean
   uint64_t fault_time = 0;   // nanoseconds, after which no more come
