@@ -134,6 +134,8 @@ def trace_rule(
 class PredictorCall:
     """A request that is led through its steps."""
 
+    version: int  # of what answered
+
     def pull(self, client: Client) -> None: ...
     def forward(self) -> None: ...
 
@@ -157,7 +159,7 @@ class TorchProgram(Program):
 class Predictor:
     def __init__(
         self,
-        target: str,
+        name: str,
         inputs: Sequence[tuple[str, str, Sequence[int]]],
         outputs: Sequence[tuple[str, str]],
         forward: Program,
@@ -173,13 +175,18 @@ class Predictor:
 
 class HttpReply:
     def __init__(
-        self, status: int, body: bytes, type: str = "application/json", examples: int = 0
+        self,
+        status: int,
+        body: bytes,
+        type: str = "application/json",
+        examples: int = 0,
+        json_length: int = 0,
     ) -> None: ...
 
 class HttpServer:
     def __init__(
         self,
-        answer: Callable[[str, str, bytes], HttpReply],
+        answer: Callable[[str, str, bytes, str], HttpReply],
         *,
         unpack: Callable[[bytes, int], bytes | None],
         predictor: Predictor | None,

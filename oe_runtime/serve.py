@@ -74,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m oe_runtime.serve",
         description="Answer TensorFlow Serving's requests (POST /v1/models/NAME:predict, GET "
-        "/v1/models/NAME[/metadata], and gRPC) with a trained model. Its rows come from checkpoints, also "
+        "/v1/models/NAME[/metadata], and gRPC) and those of the Open Inference Protocol "
+        "(/v2/models/NAME/infer, and gRPC) with a trained model. Its rows come from checkpoints, also "
         "while training publishes new ones, or from running servers, read-only. Where it listens on other "
         "addresses than loopback, set --tls-cert, --tls-key and --request-token-file, or use a proxy.",
     )

@@ -1,9 +1,10 @@
-"""A model over gRPC: TensorFlow Serving's PredictionService and ModelService."""
+"""A model over gRPC: the services of messages.METHODS, of which TensorFlow Serving's are answered here."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,13 +14,22 @@ from google.protobuf.message import DecodeError
 
 from oe_runtime.errors import InputError, ServingError
 from oe_runtime.model_description import SIGNATURE
-from oe_runtime.serving import requests
+from oe_runtime.serving import examples, requests
 from oe_runtime.serving.access import Access
-from oe_runtime.serving.messages import message, read_tensor, tensor_proto
+from oe_runtime.serving.grpc_health import Health, Reflection
+from oe_runtime.serving.grpc_inference import InferenceService
+from oe_runtime.serving.messages import METHODS, message, read_tensor, tensor_proto
 from oe_runtime.serving.metrics import Calls
 from oe_runtime.serving.model import Model
 
 _THREADS = 16
+_STREAMS = 64  # at a time, each in a thread of its own
+# As over HTTP, these need no token.
+_OPEN = {
+    "/grpc.health.v1.Health/Check",
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerReady",
+}
 
 
 class GrpcServer:
@@ -38,25 +48,44 @@ class GrpcServer:
         """Raises ServingError for an unavailable address. Without a certificate it never encrypts."""
         self._access = access
         self.calls = Calls()
+        self._health, self._reflection = Health(name, model), Reflection()
         service = _Service(name, model, max_body_bytes, self.calls)
+        answers = {
+            **service.answers,
+            **InferenceService(name, model, self.calls).answers,
+            "Check": self._health.check,
+        }
+        streams = {"Watch": self._health.watch, "ServerReflectionInfo": self._reflection.answer}
 
-        def method(answer: Callable[[Any], Any], name: str) -> Any:
-            return grpc.unary_unary_rpc_method_handler(
-                lambda sent, context: service.answer(context, lambda: answer(_parse(f"{name}Request", sent))),
-                response_serializer=lambda reply: reply.SerializeToString(),
-            )
+        def handler(method: str, messages: str) -> Any:
+            def parse(sent: bytes) -> Any:
+                return _parse(f"{messages.lstrip('*')}Request", sent)
+
+            if method not in streams:
+                return grpc.unary_unary_rpc_method_handler(
+                    lambda sent, context: service.answer(context, lambda: answers[method](parse(sent))),
+                    response_serializer=_serialize,
+                )
+
+            def stream(sent: bytes | Iterator[bytes], context: Any) -> Iterator[Any]:
+                try:
+                    yield from streams[method](
+                        map(parse, [sent] if isinstance(sent, bytes) else sent), context
+                    )
+                except InputError as error:
+                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+            if messages.startswith("**"):
+                return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialize)
+            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=_serialize)
 
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, "oe-serving-grpc"),
             interceptors=[_Guard(self)],
             options=[("grpc.max_receive_message_length", max_body_bytes), ("grpc.so_reuseport", 0)],
         )
-        for one, methods in {
-            "PredictionService": {"Predict": service.predict, "GetModelMetadata": service.metadata},
-            "ModelService": {"GetModelStatus": service.status},
-        }.items():
-            handlers = {name: method(answer, name) for name, answer in methods.items()}
-            whole = f"tensorflow.serving.{one}"
+        for whole, methods in METHODS.items():
+            handlers = {name: handler(name, kinds) for name, kinds in map(str.split, methods.split(", "))}
             self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(whole, handlers)])
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -97,8 +126,11 @@ class GrpcServer:
         self._server.start()
 
     def stop(self, seconds: float = 0) -> None:
-        """Stop accepting requests; those in progress have `seconds`."""
-        self._server.stop(seconds).wait()
+        """Stop accepting requests; those in progress have `seconds`. Streams end at once."""
+        ended = self._server.stop(seconds)
+        self._health.end()
+        self._reflection.end()
+        ended.wait()
 
 
 class _Guard(grpc.ServerInterceptor):  # type: ignore[misc]
@@ -106,12 +138,18 @@ class _Guard(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, server: GrpcServer) -> None:
         self._server = server
+        self._free = threading.Semaphore(_STREAMS)
+        self._threads = ThreadPoolExecutor(_STREAMS + 1, "oe-serving-stream")  # one refuses others
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         given = [value for name, value in details.invocation_metadata if name == "authorization"]
-        refusal = self._server.access.refusal(str(given[0]) if given else None)
+        refusal = ""
+        if details.method not in _OPEN:
+            refusal = self._server.access.refusal(str(given[0]) if given else None)
         handler = None if refusal else continuation(details)
         name = details.method.rpartition("/")[2] if handler else "none"
+        if handler and handler.response_streaming:
+            return self._stream(name, handler)
         status, said = grpc.StatusCode.UNIMPLEMENTED, f"there is no method {details.method}"
         if refusal:
             status, said = grpc.StatusCode.UNAUTHENTICATED, refusal
@@ -130,6 +168,30 @@ class _Guard(grpc.ServerInterceptor):  # type: ignore[misc]
         serializer = handler.response_serializer if handler else None
         return grpc.unary_unary_rpc_method_handler(answer, response_serializer=serializer)
 
+    def _stream(self, name: str, handler: Any) -> Any:
+        """Let a stream have a thread of its own, so that it holds none of those that answer requests."""
+        inner = handler.stream_stream or handler.unary_stream
+
+        def answer(request: Any, context: Any) -> Iterator[Any]:
+            has_place = self._free.acquire(blocking=False)
+            self._server.calls.count(name, "OK" if has_place else "RESOURCE_EXHAUSTED")
+            if not has_place:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {_STREAMS} streams already")
+            try:
+                yield from inner(request, context)
+            finally:
+                self._free.release()
+
+        answer.experimental_thread_pool = self._threads  # type: ignore[attr-defined] # of grpc._server
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
+        return grpc.unary_stream_rpc_method_handler(answer, None, handler.response_serializer)
+
+
+def _serialize(reply: Any) -> bytes:
+    serialized: bytes = reply.SerializeToString()
+    return serialized
+
 
 def _parse(name: str, sent: bytes) -> Any:
     try:
@@ -144,6 +206,13 @@ class _Service:
         self._name = name
         self._model = model
         self._most = max_body_bytes
+        self.answers: dict[str, Callable[[Any], Any]] = {
+            "Predict": self.predict,
+            "Classify": self.classify,
+            "Regress": self.regress,
+            "GetModelMetadata": self.metadata,
+            "GetModelStatus": self.status,
+        }
 
     def answer(self, context: Any, work: Callable[[], Any]) -> Any:
         try:
@@ -168,6 +237,32 @@ class _Service:
             reply.outputs[name].CopyFrom(tensor_proto(outputs[name]))
         self._calls.add_examples(requests.count_examples(outputs))
         return reply
+
+    def classify(self, request: Any) -> Any:
+        reply = message("ClassificationResponse")()
+        for pairs in self._compute(request, examples.CLASSIFY, reply):
+            classes = reply.result.classifications.add().classes
+            for label, score in pairs:
+                classes.add(label=label, score=score)
+        return reply
+
+    def regress(self, request: Any) -> Any:
+        reply = message("RegressionResponse")()
+        for value in self._compute(request, examples.REGRESS, reply):
+            reply.result.regressions.add(value=value)
+        return reply
+
+    def _compute(self, request: Any, method: str, reply: Any) -> list[Any]:
+        """Return the result for each example, and describe the model in `reply`."""
+        self._check(request.model_spec)
+        asked = request.model_spec.signature_name
+        signature = examples.find_signature(asked, method, self._model.signatures)
+        sent = examples.serialize_input(request.input)
+        result, version = examples.compute(self._model, method, signature, sent)
+        self._check(request.model_spec, version)
+        self._describe(reply.model_spec, version, signature)
+        self._calls.add_examples(len(sent))
+        return result
 
     def metadata(self, request: Any) -> Any:
         self._check(request.model_spec)

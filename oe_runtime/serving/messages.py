@@ -1,12 +1,14 @@
-"""The messages of TensorFlow Serving's gRPC services that this server reads and writes.
+"""The messages of the gRPC services that this server answers.
 
-Made here, from the numbers, names and types in TensorFlow's and TensorFlow Serving's .proto files, so that
-neither is needed to answer. The classes have a pool of their own: TensorFlow's may be loaded beside them.
+Made here, from the numbers, names and types in the .proto files of TensorFlow, TensorFlow Serving, the Open
+Inference Protocol and gRPC, so that none of these is needed to answer. The classes have a pool of their own:
+TensorFlow's may be loaded beside them, and clients may ask for the services by reflection.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from oe_runtime.errors import InputError, OeError
 
 # Fields of messages: number, name and type. `*` is before the type of a repeated field, `{` before that of
-# a map's values, `?` before those of which a message has one.
+# a map's values, `NAME?` before those of which a message has one, by that name.
 _TENSORS = {
     "TensorShapeProto": "2 dim *Dim, 3 unknown_rank bool",
     "TensorShapeProto.Dim": "1 size int64, 2 name string",
@@ -33,11 +35,32 @@ _TENSORS = {
     "SignatureDef": (
         "1 inputs {TensorInfo, 2 outputs {TensorInfo, 3 method_name string, 4 defaults {TensorProto"
     ),
+    "Example": "1 features Features",
+    "Features": "1 feature {Feature",
+    "Feature": "1 bytes_list kind?BytesList, 2 float_list kind?FloatList, 3 int64_list kind?Int64List",
+    "BytesList": "1 value *bytes",
+    "FloatList": "1 value *float",
+    "Int64List": "1 value *int64",
 }
 _SERVICES = {
-    "ModelSpec": "1 name string, 2 version ?Int64Value, 4 version_label ?string, 3 signature_name string",
+    "ModelSpec": (
+        "1 name string, 2 version version_choice?Int64Value, 4 version_label version_choice?string, "
+        "3 signature_name string"
+    ),
     "PredictRequest": "1 model_spec ModelSpec, 2 inputs {TensorProto, 3 output_filter *string",
     "PredictResponse": "2 model_spec ModelSpec, 1 outputs {TensorProto",
+    "Input": "1 example_list kind?ExampleList, 2 example_list_with_context kind?ExampleListWithContext",
+    "ExampleList": "1 examples *Example",
+    "ExampleListWithContext": "1 examples *Example, 2 context Example",
+    "ClassificationRequest": "1 model_spec ModelSpec, 2 input Input",
+    "ClassificationResponse": "1 result ClassificationResult, 2 model_spec ModelSpec",
+    "ClassificationResult": "1 classifications *Classifications",
+    "Classifications": "1 classes *Class",
+    "Class": "1 label string, 2 score float",
+    "RegressionRequest": "1 model_spec ModelSpec, 2 input Input",
+    "RegressionResponse": "1 result RegressionResult, 2 model_spec ModelSpec",
+    "RegressionResult": "1 regressions *Regression",
+    "Regression": "1 value float",
     "SignatureDefMap": "1 signature_def {SignatureDef",
     "GetModelMetadataRequest": "1 model_spec ModelSpec, 2 metadata_field *string",
     "GetModelMetadataResponse": "1 model_spec ModelSpec, 2 metadata {Any",
@@ -46,14 +69,97 @@ _SERVICES = {
     "GetModelStatusRequest": "1 model_spec ModelSpec",
     "GetModelStatusResponse": "1 model_version_status *ModelVersionStatus",
 }
-_ENUMS = {
-    "Code": "0 OK, 14 UNAVAILABLE",
-    "State": "0 UNKNOWN, 20 LOADING, 30 AVAILABLE, 40 UNLOADING",
-    "DataType": (
-        "0 DT_INVALID, 1 DT_FLOAT, 2 DT_DOUBLE, 3 DT_INT32, 4 DT_UINT8, 5 DT_INT16, 6 DT_INT8, 7 DT_STRING, "
-        "8 DT_COMPLEX64, 9 DT_INT64, 10 DT_BOOL, 14 DT_BFLOAT16, 17 DT_UINT16, 18 DT_COMPLEX128, 19 DT_HALF, "
-        "22 DT_UINT32, 23 DT_UINT64"
+_INFERENCE = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "1 live bool",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "1 ready bool",
+    "ModelReadyRequest": "1 name string, 2 version string",
+    "ModelReadyResponse": "1 ready bool",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "1 name string, 2 version string, 3 extensions *string",
+    "ModelMetadataRequest": "1 name string, 2 version string",
+    "ModelMetadataResponse": (
+        "1 name string, 2 versions *string, 3 platform string, 4 inputs *TensorMetadata, "
+        "5 outputs *TensorMetadata"
     ),
+    "ModelMetadataResponse.TensorMetadata": "1 name string, 2 datatype string, 3 shape *int64",
+    "InferParameter": (
+        "1 bool_param parameter_choice?bool, 2 int64_param parameter_choice?int64, "
+        "3 string_param parameter_choice?string, 4 double_param parameter_choice?double, "
+        "5 uint64_param parameter_choice?uint64"
+    ),
+    "InferTensorContents": (
+        "1 bool_contents *bool, 2 int_contents *int32, 3 int64_contents *int64, 4 uint_contents *uint32, "
+        "5 uint64_contents *uint64, 6 fp32_contents *float, 7 fp64_contents *double, 8 bytes_contents *bytes"
+    ),
+    "ModelInferRequest": (
+        "1 model_name string, 2 model_version string, 3 id string, 4 parameters {InferParameter, "
+        "5 inputs *InferInputTensor, 6 outputs *InferRequestedOutputTensor, 7 raw_input_contents *bytes"
+    ),
+    "ModelInferRequest.InferInputTensor": (
+        "1 name string, 2 datatype string, 3 shape *int64, 4 parameters {InferParameter, "
+        "5 contents InferTensorContents"
+    ),
+    "ModelInferRequest.InferRequestedOutputTensor": "1 name string, 2 parameters {InferParameter",
+    "ModelInferResponse": (
+        "1 model_name string, 2 model_version string, 3 id string, 4 parameters {InferParameter, "
+        "5 outputs *InferOutputTensor, 6 raw_output_contents *bytes"
+    ),
+    "ModelInferResponse.InferOutputTensor": (
+        "1 name string, 2 datatype string, 3 shape *int64, 4 parameters {InferParameter, "
+        "5 contents InferTensorContents"
+    ),
+}
+_HEALTH = {"HealthCheckRequest": "1 service string", "HealthCheckResponse": "1 status ServingStatus"}
+# Those of v1alpha are the same.
+_REFLECTION = {
+    "ServerReflectionRequest": (
+        "1 host string, 3 file_by_filename message_request?string, "
+        "4 file_containing_symbol message_request?string, "
+        "5 file_containing_extension message_request?ExtensionRequest, "
+        "6 all_extension_numbers_of_type message_request?string, 7 list_services message_request?string"
+    ),
+    "ExtensionRequest": "1 containing_type string, 2 extension_number int32",
+    "ServerReflectionResponse": (
+        "1 valid_host string, 2 original_request ServerReflectionRequest, "
+        "4 file_descriptor_response message_response?FileDescriptorResponse, "
+        "5 all_extension_numbers_response message_response?ExtensionNumberResponse, "
+        "6 list_services_response message_response?ListServiceResponse, "
+        "7 error_response message_response?ErrorResponse"
+    ),
+    "FileDescriptorResponse": "1 file_descriptor_proto *bytes",
+    "ExtensionNumberResponse": "1 base_type_name string, 2 extension_number *int32",
+    "ListServiceResponse": "1 service *ServiceResponse",
+    "ServiceResponse": "1 name string",
+    "ErrorResponse": "1 error_code int32, 2 error_message string",
+}
+_ENUMS = {
+    "tensorflow": {
+        "Code": "0 OK, 14 UNAVAILABLE",
+        "State": "0 UNKNOWN, 20 LOADING, 30 AVAILABLE, 40 UNLOADING",
+        "DataType": (
+            "0 DT_INVALID, 1 DT_FLOAT, 2 DT_DOUBLE, 3 DT_INT32, 4 DT_UINT8, 5 DT_INT16, 6 DT_INT8, "
+            "7 DT_STRING, 8 DT_COMPLEX64, 9 DT_INT64, 10 DT_BOOL, 14 DT_BFLOAT16, 17 DT_UINT16, "
+            "18 DT_COMPLEX128, 19 DT_HALF, 22 DT_UINT32, 23 DT_UINT64"
+        ),
+    },
+    "grpc.health.v1": {"ServingStatus": "0 UNKNOWN, 1 SERVING, 2 NOT_SERVING, 3 SERVICE_UNKNOWN"},
+}
+# Methods of services: name, and the beginning of the names of its request and response. `*` is before a
+# stream of responses, `**` before one of both.
+METHODS = {
+    "tensorflow.serving.PredictionService": (
+        "Predict Predict, Classify Classification, Regress Regression, GetModelMetadata GetModelMetadata"
+    ),
+    "tensorflow.serving.ModelService": "GetModelStatus GetModelStatus",
+    "inference.GRPCInferenceService": (
+        "ServerLive ServerLive, ServerReady ServerReady, ModelReady ModelReady, "
+        "ServerMetadata ServerMetadata, ModelMetadata ModelMetadata, ModelInfer ModelInfer"
+    ),
+    "grpc.health.v1.Health": "Check HealthCheck, Watch *HealthCheck",
+    "grpc.reflection.v1.ServerReflection": "ServerReflectionInfo **ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection": "ServerReflectionInfo **ServerReflection",
 }
 # NumPy's type, the enum's name, and the field of the values and their type there (TensorFlow's AsProtoField).
 _TYPES = [
@@ -67,14 +173,23 @@ _TYPES = [
     *((one, f"DT_{one.upper()}", f"{one}_val", one) for one in ("int64", "uint32", "uint64")),
     *((one, f"DT_{one.upper()}", "int_val", one) for one in ("int8", "int16", "int32", "uint8", "uint16")),
 ]
-_PACKAGES = {"tensorflow": _TENSORS, "tensorflow.serving": _SERVICES}
+_PACKAGES = {
+    "tensorflow": _TENSORS,
+    "tensorflow.serving": _SERVICES,
+    "inference": _INFERENCE,
+    "grpc.health.v1": _HEALTH,
+    "grpc.reflection.v1": _REFLECTION,
+    "grpc.reflection.v1alpha": {},
+}
 _KNOWN = {"Int64Value": "google.protobuf.Int64Value", "Any": "google.protobuf.Any"}
+_KIND = re.compile(r"(?:(\w+)\?|([*{]))?(\w+)")
 
 
 def _types() -> dict[str, tuple[str, str]]:
     """Return the kind and the full name of every message and enum by the name that fields have."""
     found = {name: ("MESSAGE", whole) for name, whole in _KNOWN.items()}
-    found |= {name: ("ENUM", f"tensorflow.{name}") for name in _ENUMS}
+    for package, enums in _ENUMS.items():
+        found |= {name: ("ENUM", f"{package}.{name}") for name in enums}
     for package, messages in _PACKAGES.items():
         found |= {name.rpartition(".")[2]: ("MESSAGE", f"{package}.{name}") for name in messages}
     return found
@@ -86,14 +201,16 @@ _NAMED = _types()
 def _add_message(into: Any, name: str, fields: str) -> None:
     message = into.add(name=name)
     proto = descriptor_pb2.FieldDescriptorProto
-    for text in fields.split(", "):
-        number, field, kind = text.split()
-        mark, kind = (kind[0], kind[1:]) if kind[0] in "*{?" else ("", kind)
+    for text in fields.split(", ") if fields else ():
+        number, field, marked = text.split()
+        found = _KIND.fullmatch(marked)
+        assert found is not None, text  # noqa: S101 - the tables above
+        choice, mark, kind = found.groups()
         added = message.field.add(name=field, number=int(number))
-        added.label = proto.LABEL_REPEATED if mark in ("*", "{") else proto.LABEL_OPTIONAL
-        if mark == "?":  # one of these
+        added.label = proto.LABEL_REPEATED if mark else proto.LABEL_OPTIONAL
+        if choice:
             if not message.oneof_decl:
-                message.oneof_decl.add(name="version_choice")
+                message.oneof_decl.add(name=choice)
             added.oneof_index = 0
         if mark == "{":  # by name
             entry = f"{''.join(part.capitalize() for part in field.split('_'))}Entry"
@@ -107,6 +224,20 @@ def _add_message(into: Any, name: str, fields: str) -> None:
             added.type = getattr(proto, f"TYPE_{kind.upper()}")
 
 
+def _add_service(into: Any, name: str, methods: str) -> None:
+    service = into.add(name=name)
+    for text in methods.split(", "):
+        method, messages = text.split()
+        begin = messages.lstrip("*")
+        service.method.add(
+            name=method,
+            input_type=f".{_NAMED[f'{begin}Request'][1]}",
+            output_type=f".{_NAMED[f'{begin}Response'][1]}",
+            client_streaming=messages.startswith("**"),
+            server_streaming=messages.startswith("*"),
+        )
+
+
 def _pool() -> DescriptorPool:
     pool = DescriptorPool()
     for known in (any_pb2, wrappers_pb2):
@@ -116,7 +247,7 @@ def _pool() -> DescriptorPool:
         file = descriptor_pb2.FileDescriptorProto(
             name=f"oe_runtime/{package}.proto", package=package, syntax="proto3", dependency=before
         )
-        for name, values in _ENUMS.items() if package == "tensorflow" else ():
+        for name, values in _ENUMS.get(package, {}).items():
             enum = file.enum_type.add(name=name)
             for text in values.split(", "):
                 number, value = text.split()
@@ -125,13 +256,17 @@ def _pool() -> DescriptorPool:
             outer, _, inner = name.rpartition(".")
             places = {one.name: one.nested_type for one in file.message_type} | {"": file.message_type}
             _add_message(places[outer], inner, fields)
+        for name, methods in METHODS.items():
+            whole, _, own = name.rpartition(".")
+            if whole == package:
+                _add_service(file.service, own, methods)
         pool.AddSerializedFile(file.SerializeToString())
         before = [*before, file.name]
     return pool
 
 
-_POOL = _pool()
-_NUMBERS = _POOL.FindEnumTypeByName("tensorflow.DataType").values_by_name
+POOL = _pool()
+_NUMBERS = POOL.FindEnumTypeByName("tensorflow.DataType").values_by_name
 _STRING = _NUMBERS["DT_STRING"].number
 _FROM_NUMPY = {name: (_NUMBERS[enum].number, field, kind) for name, enum, field, kind in _TYPES}
 _FROM_NUMBER = {number: (name, field, kind) for name, (number, field, kind) in _FROM_NUMPY.items()}
@@ -139,7 +274,7 @@ _FROM_NUMBER = {number: (name, field, kind) for name, (number, field, kind) in _
 
 def message(name: str) -> Any:
     """Return the class of a message, such as "PredictRequest"."""
-    return GetMessageClass(_POOL.FindMessageTypeByName(_NAMED[name][1]))
+    return GetMessageClass(POOL.FindMessageTypeByName(_NAMED[name][1]))
 
 
 def tensor_proto(array: Any) -> Any:

@@ -62,6 +62,11 @@ class Calls:
             self._counts[bisect_left(_BOUNDS, seconds)] += 1
             self._seconds += seconds
 
+    def count(self, method: str, status: str) -> None:
+        """Count a call that is answered by a stream, which may last for hours."""
+        with self._lock:
+            self._answers[method, status] += 1
+
     def add_examples(self, count: int) -> None:
         """Count predictions of examples."""
         with self._lock:

@@ -156,6 +156,12 @@ class Model:
         return {SIGNATURE: Signature(self._loaded.inputs, self._loaded.outputs), **self._loaded.others}
 
     @property
+    def platform(self) -> str:
+        """What the model is a file of, by the Open Inference Protocol."""
+        platform: str = self._loaded.platform
+        return platform
+
+    @property
     def version(self) -> int:
         """The step of the dense weights, and of the rows unless these are at servers; 1 without any."""
         if self._published_step is not None:
@@ -188,14 +194,14 @@ class Model:
 
         return self._answer(lambda client: self._loaded.look_up(arrays, client), forward)
 
-    def make_predictor(self, target: str) -> _core.Predictor | None:
-        """Return what answers POST requests for `target` without Python, if the model allows it."""
-        predictor: _core.Predictor | None = self._loaded.make_predictor(target)
+    def make_predictor(self, name: str) -> _core.Predictor | None:
+        """Return what answers predictions of `name` over HTTP without Python, if the model allows it."""
+        predictor: _core.Predictor | None = self._loaded.make_predictor(name)
         return predictor
 
     def lead(self, call: _core.PredictorCall) -> None:
         """Lead a request of `make_predictor` through its steps."""
-        self._answer(lambda client: call.pull(client.core), lambda _: call.forward())
+        call.version = self._answer(lambda client: call.pull(client.core), lambda _: call.forward())[1]
 
     def _answer(self, pull: Callable[[Client], Any], forward: Callable[[Any], Any]) -> tuple[Any, int]:
         """Pull rows, if the model has them outside of it, and compute with them; return what version did."""
@@ -270,7 +276,7 @@ class Model:
             if name not in inputs:
                 raise InputError(f"input {name!r} is missing")
             if tensor.lengths is None:
-                array = arrays[name] = _array(tensor, inputs[name])
+                array = arrays[name] = as_array(tensor, inputs[name])
             else:
                 arrays[name], array = _lists(tensor, inputs[name], inputs.get(tensor.lengths))
                 if not np.array_equal(arrays.setdefault(tensor.lengths, array), array):
@@ -447,7 +453,7 @@ def _load(path: Path, compile_to: Path | None) -> Any:
     return saved_model.load(path)
 
 
-def _array(tensor: Tensor, value: Any) -> NDArray[Any]:
+def as_array(tensor: Tensor, value: Any) -> NDArray[Any]:
     """Return `value` as the model takes it; texts as objects. Raises InputError saying why it cannot."""
     try:
         array = _texts(tensor, value) if tensor.dtype == "string" else _numbers(tensor, value)
@@ -471,20 +477,20 @@ def _lists(tensor: Tensor, value: Any, lengths: Any) -> tuple[NDArray[Any], NDAr
     flat = Tensor(tensor.name, tensor.dtype, [None])
     if lengths is not None:
         assert tensor.lengths is not None  # noqa: S101 - see _checked
-        elements, counts = _array(flat, value), _array(Tensor(tensor.lengths, "int64", [None]), lengths)
+        elements, counts = as_array(flat, value), as_array(Tensor(tensor.lengths, "int64", [None]), lengths)
         if (counts < 0).any() or counts.sum() != len(elements):
             raise InputError(
                 f"input {tensor.lengths!r} must be the lengths of lists that have {len(elements)} elements"
             )
         return elements, counts
     if isinstance(value, np.ndarray) and value.ndim == 2:
-        return _array(flat, value.reshape(-1)), np.full(len(value), value.shape[1])
+        return as_array(flat, value.reshape(-1)), np.full(len(value), value.shape[1])
     if not isinstance(value, (list, tuple)) or not all(
         isinstance(one, (list, tuple, np.ndarray)) for one in value
     ):
         raise InputError(f"input {tensor.name!r} must have a list of {tensor.dtype} for each example")
     every = list(itertools.chain.from_iterable(value))
-    return _array(flat, every), np.array([len(one) for one in value], np.int64)
+    return as_array(flat, every), np.array([len(one) for one in value], np.int64)
 
 
 def _texts(tensor: Tensor, value: Any) -> NDArray[Any]:

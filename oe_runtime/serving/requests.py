@@ -23,6 +23,7 @@ from oe_runtime.serving.model import Model
 _DTYPES = {"float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE"}
 _SAME_NAMES = "bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool string"
 _DTYPES |= {name: f"DT_{name.upper()}" for name in _SAME_NAMES.split()}
+LONGEST_VERSION = 19  # digits
 
 
 def parse_inputs(request: Any, signatures: Mapping[str, Signature]) -> tuple[str, dict[str, Any], bool]:
@@ -109,15 +110,23 @@ def _without_base64(inputs: Mapping[str, Any], tensors: Sequence[Tensor]) -> dic
 def _decoded(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return [_decoded(name, item) for item in value]
-    if isinstance(value, dict) and value.keys() == {"b64"}:
-        try:
-            return base64.b64decode(value["b64"], validate=True)
-        except (binascii.Error, TypeError, ValueError):
-            raise InputError(f"input {name!r}: 'b64' is not text in base64") from None
+    if isinstance(value, str) or (isinstance(value, dict) and value.keys() == {"b64"}):
+        return decode_text(f"input {name!r}", value)
+    return value
+
+
+def decode_text(what: str, value: Any) -> bytes:
+    """Return the bytes of a text, or of {"b64": …}. Raises InputError saying `what` is neither."""
     try:
-        return value.encode() if isinstance(value, str) else value
+        if isinstance(value, str):
+            return value.encode()
+        if value.keys() == {"b64"}:
+            return base64.b64decode(value["b64"], validate=True)
     except UnicodeEncodeError:  # half of a surrogate pair
-        raise InputError(f"input {name!r}: {value[:40]!r} is not valid Unicode") from None
+        raise InputError(f"{what}: {value[:40]!r} is not valid Unicode") from None
+    except (binascii.Error, TypeError, ValueError):
+        raise InputError(f"{what}: 'b64' is not text in base64") from None
+    raise InputError(f'{what} is neither a text nor {{"b64": …}}')
 
 
 def make_reply(
@@ -143,6 +152,14 @@ def _json(name: str, array: NDArray[Any], inputs: Mapping[str, Any]) -> Any:
         for place, item in np.ndenumerate(array):
             texts[place] = _text(item, as_bytes=name.endswith("_bytes"))
         return texts.tolist()
+    return to_finite(name, array, inputs).tolist()
+
+
+def to_finite(name: str, array: NDArray[Any], inputs: Mapping[str, Any]) -> NDArray[Any]:
+    """Return an output of numbers for JSON.
+
+    Raises InputError or OeError, as its cause is an input or not, for NaN and infinity, which JSON lacks.
+    """
     if array.dtype.kind not in "iufb":  # bfloat16
         array = array.astype(np.float32)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -152,7 +169,7 @@ def _json(name: str, array: NDArray[Any], inputs: Mapping[str, Any]) -> Any:
         if cause := _not_finite(inputs, place[0] if len(place) else None):
             raise InputError(f"{cause}: {said}; send a number (gRPC answers it as it is)")
         raise OeError(f"{said}: the model, or its input, is broken (gRPC answers it as it is)")
-    return array.tolist()
+    return array
 
 
 def _text(item: Any, *, as_bytes: bool) -> Any:

@@ -1,4 +1,7 @@
-"""A model over HTTP: what TensorFlow Serving's REST paths mean; the core's server reads and writes."""
+"""A model over HTTP: what TensorFlow Serving's REST paths and those of the Open Inference Protocol mean.
+
+The core's server reads and writes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from urllib.parse import unquote
 
 from oe_runtime import _core
 from oe_runtime.errors import InputError, OeError, ServerLost, ServingError
-from oe_runtime.serving import metrics, requests
+from oe_runtime.serving import examples, metrics, open_inference, requests
 from oe_runtime.serving.access import Access
 from oe_runtime.serving.model import Model
 from oe_runtime.support import prometheus
@@ -29,14 +32,16 @@ _PATH = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
     r"(?P<verb>:\w+|/metadata)?"
 )
-HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready")  # of KServe's protocol; they need no token
+_INFERENCE_PATH = re.compile(
+    r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<verb>/ready|/infer)?"
+)
+HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready")  # they need no token
 METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")  # the latter as TensorFlow Serving
 MAX_BODY_BYTES = 16 << 20
 MAX_CONNECTIONS = 10_000
 MAX_QUEUED_REQUESTS = 1_000
 BATCH_TIMEOUT_MS = 1.0
 _LARGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")  # whatever may be a number outside of float64
-_LONGEST_NUMBER = 19  # digits of a version
 _THREADS = max(8, 2 * len(os.sched_getaffinity(0)))  # that compute answers
 _MOST_THREADS = 64  # likewise, if requests wait for each other
 
@@ -73,7 +78,7 @@ class RestServer:
         self.model = model
         self.max_body_bytes = max_body_bytes
         self.grpc_calls: metrics.Calls | None = None  # that /metrics shows too
-        predictor = model.make_predictor(f"/v1/models/{name}:predict")
+        predictor = model.make_predictor(name)
         threads = _THREADS
         if max_batch_size > 1:
             if predictor is None:
@@ -132,21 +137,17 @@ class RestServer:
         """
         self._server.stop(seconds)
 
-    def _answer(self, method: str, target: str, body: bytes) -> _core.HttpReply:
-        examples = 0
+    def _answer(self, method: str, target: str, body: bytes, json_length: str) -> _core.HttpReply:
         try:
             if method != "GET":
-                reply, examples = self._post(target, body)
-            elif target.partition("?")[0] in METRICS_PATHS:
+                return self._post(target, body, json_length)
+            if target.partition("?")[0] in METRICS_PATHS:
                 return _core.HttpReply(200, self._metrics(), prometheus.CONTENT_TYPE)
-            else:
-                reply = self._get(target)
-            said = json.dumps(reply, allow_nan=False).encode()
+            return _core.HttpReply(200, _to_json(self._get(target)))
         except _Refusal as refusal:
             return _core.HttpReply(refusal.status, json.dumps({"error": str(refusal)}).encode())
         except Exception as error:
             return _refuse(error)
-        return _core.HttpReply(200, said, examples=examples)
 
     def _metrics(self) -> bytes:
         stats = json.loads(self._server.stats())
@@ -163,7 +164,7 @@ class RestServer:
         return None
 
     def _parse_target(self, target: str) -> tuple[str | None, int | None]:
-        """Return the verb and the version of the request."""
+        """Return the verb and the version of a request of TensorFlow Serving."""
         match = _PATH.fullmatch(target.partition("?")[0])
         if match is None:
             raise _Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {target}; see /v1/models/NAME")
@@ -171,15 +172,26 @@ class RestServer:
         version = match["version"]
         if match["label"] is not None:
             requests.refuse_label(unquote(match["label"]), self.model.version)
-        if version is not None and len(version) > _LONGEST_NUMBER:
+        if version is not None and len(version) > requests.LONGEST_VERSION:
             raise requests.NotFound(f"a version of {len(version)} digits; it is {self.model.version}")
         return match["verb"], None if version is None else int(version)
 
+    def _parse_inference_target(self, target: str) -> tuple[str | None, str]:
+        """Return the verb and the version of a request of the Open Inference Protocol."""
+        match = _INFERENCE_PATH.fullmatch(target.partition("?")[0])
+        if match is None:
+            raise _Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {target}; see /v2/models/NAME")
+        requests.check_name(unquote(match["name"]), self.name)
+        version = unquote(match["version"] or "")
+        open_inference.check_version(version, self.name, self.model.version)
+        return match["verb"], version
+
     def _get(self, target: str) -> Any:
-        if target in HEALTH_PATHS:
-            if target.endswith("ready") and (problem := self.model.unavailable):
-                raise _Refusal(HTTPStatus.SERVICE_UNAVAILABLE, problem)
-            return {target.rpartition("/")[2]: True}
+        path = target.partition("?")[0]
+        if path == "/v2":
+            return open_inference.server_metadata()
+        if path.startswith("/v2/"):
+            return self._get_inference(path)
         verb, version = self._parse_target(target)
         requests.check_version(version, self.name, self.model.version)
         if verb is None:
@@ -188,20 +200,74 @@ class RestServer:
             return requests.metadata(self.name, self.model)
         raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{verb[1:]} takes POST")
 
-    def _post(self, target: str, body: bytes) -> tuple[Any, int]:
-        """Return the reply and how many examples it has."""
+    def _get_inference(self, path: str) -> Any:
+        verb = None if path in HEALTH_PATHS else self._parse_inference_target(path)[0]
+        if verb == "/infer":
+            raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "infer takes POST")
+        if path.endswith("/ready") and (problem := self.model.unavailable):
+            raise _Refusal(HTTPStatus.SERVICE_UNAVAILABLE, problem)
+        if path in HEALTH_PATHS:
+            return {path.rpartition("/")[2]: True}
+        if verb == "/ready":
+            return {"name": self.name, "ready": True}
+        return open_inference.model_metadata(self.name, self.model)
+
+    def _post(self, target: str, body: bytes, json_length: str) -> _core.HttpReply:
+        if target.startswith("/v2/"):
+            return self._infer(target, body, json_length)
         verb, version = self._parse_target(target)
+        if verb in (":classify", ":regress"):
+            return self._score(verb[1:], version, body)
         if verb != ":predict":
-            raise _Refusal(HTTPStatus.NOT_FOUND, f"{target}: of a model only :predict takes POST")
-        try:
-            request = json.loads(body, parse_float=_read_float if _LARGE.search(body) else None)
-        except (ValueError, RecursionError) as error:
-            raise _Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
-        signature, inputs, by_row = requests.parse_inputs(request, self.model.signatures)
+            raise _Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"{target}: of a model only :predict, :classify and :regress take POST",
+            )
+        signature, inputs, by_row = requests.parse_inputs(_from_json(body), self.model.signatures)
         outputs, answered = self.model.predict_versioned(inputs, signature)
         requests.check_version(version, self.name, answered)
         reply = requests.make_reply(outputs, inputs, by_row=by_row)
-        return reply, requests.count_examples(outputs)
+        return _core.HttpReply(200, _to_json(reply), examples=requests.count_examples(outputs))
+
+    def _score(self, method: str, version: int | None, body: bytes) -> _core.HttpReply:
+        signature, sent = examples.parse_examples(_from_json(body), method, self.model.signatures)
+        result, answered = examples.compute(self.model, method, signature, sent)
+        requests.check_version(version, self.name, answered)
+        requests.to_finite(*examples.numbers(method, result), {})
+        return _core.HttpReply(200, _to_json({"result": result}), examples=len(sent))
+
+    def _infer(self, target: str, body: bytes, json_length: str) -> _core.HttpReply:
+        verb, version = self._parse_inference_target(target)
+        if verb != "/infer":
+            raise _Refusal(HTTPStatus.NOT_FOUND, f"{target}: of a model only /infer takes POST")
+        size = len(body)
+        if json_length:
+            is_number = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
+            size = int(json_length) if is_number else -1
+            if not 0 <= size <= len(body):
+                raise InputError(
+                    f"Inference-Header-Content-Length is {json_length[:40]!r}; the body has {len(body)} bytes"
+                )
+        request = _from_json(body[:size])
+        asked = open_inference.parse_request(request, self.model.signatures, body[size:])
+        outputs, answered = self.model.predict_versioned(asked.inputs, asked.signature)
+        open_inference.check_version(version, self.name, answered)
+        reply, binary = open_inference.make_reply(self.name, answered, asked, outputs)
+        said, examples = _to_json(reply), requests.count_examples(outputs)
+        if not binary:
+            return _core.HttpReply(200, said, examples=examples)
+        return _core.HttpReply(200, said + binary, "application/octet-stream", examples, len(said))
+
+
+def _to_json(reply: Any) -> bytes:
+    return json.dumps(reply, allow_nan=False).encode()
+
+
+def _from_json(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_float=_read_float if _LARGE.search(body) else None)
+    except (ValueError, RecursionError) as error:
+        raise _Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
 
 
 def _read_float(text: str) -> float:

@@ -19,6 +19,8 @@ from oe_runtime.errors import InputError, OeError, ServingError
 from oe_runtime.model_description import FILE, SIGNATURE, Description, Signature, Tensor
 from oe_runtime.serving.without_rows import Arrays, WithoutRows, outside
 
+_PLATFORM = "tensorflow_savedmodel"
+
 
 def load(path: Path) -> SavedWithoutRows | WithRows:
     """Load the SavedModel at `path`. Raises ServingError if it is none."""
@@ -38,6 +40,8 @@ def load(path: Path) -> SavedWithoutRows | WithRows:
 class WithRows:
     """A SavedModel that includes its rows, served by its signatures."""
 
+    platform = _PLATFORM
+
     def __init__(self, path: Path, loaded: Any) -> None:
         try:
             self._function = loaded.signatures[SIGNATURE]
@@ -56,15 +60,17 @@ class WithRows:
             )
         return {name: np.asarray(value) for name, value in outputs.items()}
 
-    def make_predictor(self, target: str) -> _core.Predictor | None:
+    def make_predictor(self, name: str) -> _core.Predictor | None:
         """See WithoutRows."""
         names = [tensor.name for tensor in self.inputs]
-        places = [("input", names.index(name)) for name in _arguments_of(self._function)]
-        return _predictor(target, self.inputs, self.outputs, self._function, places)
+        places = [("input", names.index(one)) for one in _arguments_of(self._function)]
+        return _predictor(name, self.inputs, self.outputs, self._function, places)
 
 
 class SavedWithoutRows(WithoutRows):
     """A SavedModel that takes its rows as arguments."""
+
+    platform = _PLATFORM
 
     def __init__(self, path: Path, loaded: Any, description: Description) -> None:
         self._variables = loaded.weights
@@ -74,15 +80,15 @@ class SavedWithoutRows(WithoutRows):
         self._forward = loaded.signatures["forward"]
         self._ids = loaded.signatures["ids"] if description.lookups else None
 
-    def make_predictor(self, target: str) -> _core.Predictor | None:
+    def make_predictor(self, name: str) -> _core.Predictor | None:
         """See WithoutRows."""
         places = []
-        for name in _arguments_of(self._forward):
-            kind, _, number = name.partition("_")
+        for argument in _arguments_of(self._forward):
+            kind, _, number = argument.partition("_")
             places.append((kind, int(number or 0)))
         rows: dict[str, Any] = {}
         if self._ids is not None:
-            inputs = [int(name.partition("_")[2]) for name in _arguments_of(self._ids)]
+            inputs = [int(one.partition("_")[2]) for one in _arguments_of(self._ids)]
             rows = {"lookups": self._lookups, "groups": self.description.groups}
             sources = _sources_of_ids(self._ids, [tensor.dtype for tensor in self.inputs])
             if sources is not None:
@@ -91,7 +97,7 @@ class SavedWithoutRows(WithoutRows):
                 rows |= {"ids": self._ids, "ids_inputs": inputs}
             else:
                 return None
-        return _predictor(target, self.inputs, self.outputs, self._forward, places, **rows)
+        return _predictor(name, self.inputs, self.outputs, self._forward, places, **rows)
 
     def look_up(self, inputs: Arrays, client: Client) -> dict[str, Any]:
         """See WithoutRows."""
@@ -138,7 +144,7 @@ def _function(function: Any, outputs: int) -> _core.TensorFlowFunction:
 
 
 def _predictor(
-    target: str,
+    name: str,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     forward: Any,
@@ -152,9 +158,9 @@ def _predictor(
     types = {tensor.name: tensor.dtype for tensor in outputs}
     try:
         return _core.Predictor(
-            target,
+            name,
             [(t.name, t.dtype, [-1 if n is None else n for n in t.shape or ()]) for t in inputs],
-            [(name, types[name]) for name in sorted(types)],  # as TensorFlow flattens them
+            [(one, types[one]) for one in sorted(types)],  # as TensorFlow flattens them
             _function(forward, len(types)),
             None if ids is None else _function(ids, len(ids.outputs)),
             arguments=arguments,

@@ -48,6 +48,8 @@ def load(path: Path, compile_to: Path | None = None) -> TorchProgram:
 class TorchProgram(WithoutRows):
     """A program of torch.export that takes its rows from an operator."""
 
+    platform = "pytorch_export"
+
     def __init__(self, path: Path, program: Any, description: Description) -> None:
         # By name: torch.export.load puts weights that share memory beside each other.
         names = {weight_name(name): name for name in program.state_dict}
@@ -122,7 +124,7 @@ class TorchProgram(WithoutRows):
             )
         return [found[name] for name in self._names]
 
-    def make_predictor(self, target: str) -> _core.Predictor | None:
+    def make_predictor(self, name: str) -> _core.Predictor | None:
         """See WithoutRows. Only for a compiled program without lists."""
         if self._compiled is None or any(tensor.lengths is not None for tensor in self.inputs):
             return None
@@ -131,7 +133,7 @@ class TorchProgram(WithoutRows):
         count = len(self._lookups)
         try:
             return _core.Predictor(
-                target,
+                name,
                 [(t.name, t.dtype, [-1 if n is None else n for n in t.shape or ()]) for t in self.inputs],
                 [(tensor.name, tensor.dtype) for tensor in self.outputs],
                 self._compiled,

@@ -54,8 +54,8 @@ class WithoutRows:
         """Assign the result of `read_weights`."""
         raise NotImplementedError
 
-    def make_predictor(self, target: str) -> _core.Predictor | None:
-        """Return what answers POST requests for `target` in the core; None if this kind of model cannot."""
+    def make_predictor(self, name: str) -> _core.Predictor | None:
+        """Return what answers predictions of `name` in the core; None if this kind of model cannot."""
         return None
 
     def pull(self, ids: Sequence[NDArray[Any]], inputs: Arrays, client: Client) -> list[NDArray[Any]]:

@@ -51,12 +51,16 @@ class Serving:
     def ask(
         self, path: str = "", body: Any = None, *, method: str | None = None, seconds: float = 60
     ) -> tuple[int, Any]:
-        """Status and reply of a request for the model; a body, as JSON or bytes, makes it POST."""
+        """Status and reply of a request for the model; a body, as JSON or bytes, makes it POST.
+
+        A path that begins with /v2 is whole.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         try:
             data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
             method = method or ("GET" if data is None else "POST")
-            connection.request(method, f"/v1/models/{self.name}{path}", data)
+            target = path if path.startswith("/v2") else f"/v1/models/{self.name}{path}"
+            connection.request(method, target, data)
             reply = connection.getresponse()
             return reply.status, json.loads(reply.read(), parse_constant=_no_such_number)
         finally:

@@ -105,7 +105,7 @@ ForwardArgument::Kind KindOf(const std::string& name) {
 }
 
 std::unique_ptr<Predictor> NewPredictor(
-    const std::string& target,
+    const std::string& model,
     const std::vector<std::tuple<std::string, std::string, std::vector<int64_t>>>& inputs,
     const std::vector<std::pair<std::string, std::string>>& outputs, std::shared_ptr<Program> forward,
     std::shared_ptr<Program> ids, const std::vector<std::pair<std::string, size_t>>& arguments,
@@ -113,7 +113,7 @@ std::unique_ptr<Predictor> NewPredictor(
     const std::vector<std::pair<uint32_t, uint32_t>>& lookups,
     const std::vector<std::vector<size_t>>& groups) {
   PredictorOptions options;
-  options.target = target;
+  options.name = model;
   for (const auto& [name, type, shape] : inputs) options.inputs.push_back({name, TypeOf(type), shape});
   for (const auto& [name, type] : outputs) options.outputs.push_back({name, TypeOf(type), {}, nullptr});
   options.forward = std::move(forward);
@@ -140,7 +140,8 @@ std::optional<HttpReply> Lead(const py::function& lead, Predictor::Call* call) {
 HttpReply AskPython(const py::function& answer, const HttpRequest& request) {
   const py::gil_scoped_acquire acquire;
   try {
-    return answer(request.method, request.target, py::bytes(request.body)).cast<HttpReply>();
+    return answer(request.method, request.target, py::bytes(request.body), request.json_length)
+        .cast<HttpReply>();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: a request was not answered: %s\n", error.what());
     return {500, "{\"error\": \"internal error; the server's log has more\"}"};
@@ -152,7 +153,8 @@ std::optional<HttpRequest> Unpack(const py::function& unpack, const HttpRequest&
   const py::gil_scoped_acquire acquire;
   const py::object body = unpack(py::bytes(request.body), *request.unpacked);
   if (body.is_none()) return std::nullopt;
-  return HttpRequest{request.method, request.target, body.cast<std::string>(), std::nullopt};
+  return HttpRequest{request.method, request.target, body.cast<std::string>(), std::nullopt,
+                     request.json_length};
 }
 
 HttpAccess AccessOf(const std::string& certificate, const std::string& key, const std::string& token) {
@@ -205,7 +207,8 @@ Owned NewServer(py::function answer, py::function unpack, py::object predictor, 
 void BindFront(py::module_& module) {
   py::class_<Predictor::Call>(module, "PredictorCall", "A request that leads through its steps.")
       .def("pull", &Predictor::Call::Pull, py::call_guard<py::gil_scoped_release>(), py::arg("client"))
-      .def("forward", &Predictor::Call::Forward, py::call_guard<py::gil_scoped_release>());
+      .def("forward", &Predictor::Call::Forward, py::call_guard<py::gil_scoped_release>())
+      .def_readwrite("version", &Predictor::Call::version);
   py::class_<Program, std::shared_ptr<Program>>(module, "Program", "A function of a model, for Predictor.");
   py::class_<TensorFlowFunction, Program, std::shared_ptr<TensorFlowFunction>>(module, "TensorFlowFunction",
                                                                                "One of TensorFlow.")
@@ -218,7 +221,7 @@ void BindFront(py::module_& module) {
       .def("call", &CallTorch, py::arg("arguments"));
   // Programs keep tensors of Python alive, and the predictor these programs.
   py::class_<Predictor>(module, "Predictor", "Answers for HttpServer without Python.")
-      .def(py::init(&NewPredictor), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::arg("target"),
+      .def(py::init(&NewPredictor), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::arg("name"),
            py::arg("inputs"), py::arg("outputs"), py::arg("forward"), py::arg("ids"), py::kw_only(),
            py::arg("arguments"), py::arg("ids_inputs") = std::vector<size_t>(),
            py::arg("limits") = std::vector<int64_t>(),
@@ -226,9 +229,11 @@ void BindFront(py::module_& module) {
            py::arg("groups") = std::vector<std::vector<size_t>>())
       .def("batch", &Predictor::Batch, py::arg("examples"), py::arg("timeout_seconds"));
   py::class_<HttpReply>(module, "HttpReply", "An answer of HttpServer.")
-      .def(py::init<unsigned, std::string, std::string, uint64_t>(), py::arg("status"), py::arg("body"),
-           py::arg("type") = "application/json", py::arg("examples") = 0);
-  py::class_<HttpServer, Owned>(module, "HttpServer", "Answers HTTP by calling answer(method, target, body).")
+      .def(py::init<unsigned, std::string, std::string, uint64_t, size_t>(), py::arg("status"),
+           py::arg("body"), py::arg("type") = "application/json", py::arg("examples") = 0,
+           py::arg("json_length") = 0);
+  py::class_<HttpServer, Owned>(module, "HttpServer",
+                                "Answers HTTP by calling answer(method, target, body, json_length).")
       .def(py::init([](py::function answer, py::function unpack, py::object predictor, py::function lead,
                        const std::string& host, int port, size_t max_connections, size_t max_queued_requests,
                        size_t max_body_bytes, double head_seconds, double idle_seconds,

@@ -88,6 +88,8 @@ unsigned ParseField(std::string_view line, HttpHead* head, std::string* problem)
     return Keep("Content-Encoding", Lower(value), &head->content_coding, problem);
   } else if (lower == "authorization") {
     return Keep("Authorization", std::string(value), &head->authorization, problem);
+  } else if (lower == "inference-header-content-length") {
+    return Keep("Inference-Header-Content-Length", std::string(value), &head->json_length, problem);
   } else if (lower == "expect") {
     head->expects_continue = !head->is_old && Lower(value) == "100-continue";
   } else if (lower == "connection") {

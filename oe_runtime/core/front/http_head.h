@@ -16,6 +16,7 @@ struct HttpHead {
   std::optional<std::string> coding;          // Transfer-Encoding, in lower case
   std::optional<std::string> content_coding;  // Content-Encoding, likewise
   std::optional<std::string> authorization;   // Authorization, as it is
+  std::optional<std::string> json_length;     // Inference-Header-Content-Length, as it is
   bool is_old = false;                        // HTTP/1.0
   bool closes = false;                        // whatever else `Connection` says
   bool keeps_alive = true;

@@ -94,7 +94,8 @@ std::string ErrorBody(const std::string& message) {
   return nlohmann::json{{"error", message}}.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
-std::string Head(unsigned status, const std::string& type, size_t length, bool closes) {
+std::string Head(const HttpReply& reply, bool closes) {
+  const unsigned status = reply.status;
   std::array<char, 64> date{};
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -103,7 +104,10 @@ std::string Head(unsigned status, const std::string& type, size_t length, bool c
   std::string head =
       "HTTP/1.1 " + std::to_string(status) + ' ' + Phrase(status) + "\r\nServer: oe_runtime\r\nDate: ";
   head += date.data();
-  head += "\r\nContent-Type: " + type + "\r\nContent-Length: " + std::to_string(length) + "\r\n";
+  head +=
+      "\r\nContent-Type: " + reply.type + "\r\nContent-Length: " + std::to_string(reply.body.size()) + "\r\n";
+  if (reply.json_length != 0)
+    head += "Inference-Header-Content-Length: " + std::to_string(reply.json_length) + "\r\n";
   if (status == 401) head += "WWW-Authenticate: Bearer\r\n";
   if (status == 503) head += "Retry-After: 1\r\n";
   if (closes) head += "Connection: close\r\n";
@@ -511,6 +515,7 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
     request_.target = std::move(head->target);
     request_.body.clear();
     request_.unpacked.reset();
+    request_.json_length = head->json_length.value_or("");
     length_ = 0;
     is_whole_ = false;
     chunks_.reset();
@@ -671,7 +676,7 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
     Wait(State::kWrite, server_->options_.idle_seconds);
     FreeRoom();
     std::string().swap(request_.body);
-    head_ = Head(reply.status, reply.type, reply.body.size(), closes);
+    head_ = Head(reply, closes);
     if (request_.method != "HEAD") body_ = std::move(reply.body);
     if (tls_) {
       head_ += std::exchange(body_, {});

@@ -22,13 +22,16 @@ struct HttpRequest {
   std::string body;
   // Bytes of the body that gzip made this one of, as it says itself; nothing if it is as it was.
   std::optional<size_t> unpacked;
+  // Inference-Header-Content-Length: of the JSON at the body's beginning, before other bytes; empty if none.
+  std::string json_length;
 };
 
 struct HttpReply {
   unsigned status = 200;
   std::string body;
   std::string type = "application/json";
-  uint64_t examples = 0;  // that it answers, for Stats()
+  uint64_t examples = 0;   // that it answers, for Stats()
+  size_t json_length = 0;  // as of a request; 0: the body has no other bytes behind it
 };
 
 // What clients need, which may change.

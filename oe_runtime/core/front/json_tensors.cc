@@ -1,11 +1,13 @@
 #include "oe_runtime/core/front/json_tensors.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace oe {
 namespace {
@@ -24,6 +26,20 @@ class JsonReader {
     if (at_ == end_ || *at_ != wanted) return false;
     ++at_;
     return true;
+  }
+
+  bool False() {
+    constexpr std::string_view kWord = "false";
+    Skip();
+    if (std::string_view(at_, static_cast<size_t>(end_ - at_)).substr(0, kWord.size()) != kWord) return false;
+    at_ += kWord.size();
+    return true;
+  }
+
+  // Whether a list of lists follows.
+  bool IsNested() const {
+    JsonReader ahead = *this;
+    return ahead.Take('[') && ahead.Take('[');
   }
 
   bool IsAtEnd() {
@@ -196,6 +212,106 @@ bool ReadColumns(JsonReader* reader, const std::vector<JsonInput>& inputs, std::
   return true;
 }
 
+// A list, of which `read` reads each element.
+template <typename Read>
+bool ReadList(JsonReader* reader, Read read) {
+  if (!reader->Take('[')) return false;
+  do {
+    if (!read()) return false;
+  } while (reader->Take(','));
+  return reader->Take(']');
+}
+
+// An object, of which `read` reads the value of each key.
+template <typename Read>
+bool ReadObject(JsonReader* reader, Read read) {
+  if (!reader->Take('{')) return false;
+  do {
+    std::string_view key;
+    if (!reader->Text(&key) || !reader->Take(':') || !read(key)) return false;
+  } while (reader->Take(','));
+  return reader->Take('}');
+}
+
+template <typename Named>
+size_t Find(const std::vector<Named>& all, std::string_view name) {
+  return static_cast<size_t>(
+      std::find_if(all.begin(), all.end(), [&](const Named& one) { return one.name == name; }) - all.begin());
+}
+
+const char* DatatypeOf(NumberType type) {
+  switch (type) {
+    case NumberType::kFloat32:
+      return "FP32";
+    case NumberType::kFloat64:
+      return "FP64";
+    case NumberType::kInt32:
+      return "INT32";
+    case NumberType::kInt64:
+      return "INT64";
+  }
+  return "";
+}
+
+// The data of an input of this shape, one after the other or in lists; at most `most` numbers.
+bool ReadData(JsonReader* reader, const JsonInput& input, size_t most, NumberArray* array) {
+  if (array->shape.size() != input.shape.size()) return false;
+  size_t count = 1;
+  for (const int64_t size : array->shape) {
+    if (size < 1 || static_cast<size_t>(size) > most / count) return false;
+    count *= static_cast<size_t>(size);
+  }
+  if (reader->IsNested()) return ReadLists(reader, input, 0, array);
+  array->bytes.reserve(count * BytesOf(input.type));
+  return ReadList(reader, [&] { return count-- > 0 && ReadNumber(reader, input.type, array); }) && count == 0;
+}
+
+bool ReadTensor(JsonReader* reader, const std::vector<JsonInput>& inputs, size_t most,
+                std::vector<NumberArray>* arrays) {
+  size_t place = inputs.size();
+  std::vector<int64_t> shape;
+  bool has_type = false, has_data = false;
+  const auto read = [&](std::string_view key) {
+    std::string_view text;
+    if (key == "shape")
+      return shape.empty() && ReadList(reader, [&] { return reader->Number(&shape.emplace_back()); });
+    if (key == "data") {
+      if (has_data || !has_type || shape.empty()) return false;
+      has_data = true;
+      (*arrays)[place].shape = std::move(shape);
+      shape = {0};
+      return ReadData(reader, inputs[place], most, &(*arrays)[place]);
+    }
+    if (!reader->Text(&text)) return false;
+    if (key == "name" && place == inputs.size()) {
+      place = Find(inputs, text);
+      return place < inputs.size() && (*arrays)[place].shape.empty();
+    }
+    if (key != "datatype" || has_type || place == inputs.size()) return false;
+    has_type = text == DatatypeOf(inputs[place].type);
+    return has_type;
+  };
+  return ReadObject(reader, read) && has_data;
+}
+
+// Of an output whose values are to be JSON.
+bool ReadParameters(JsonReader* reader) {
+  return ReadObject(reader, [&](std::string_view key) { return key == "binary_data" && reader->False(); });
+}
+
+bool ReadOutputs(JsonReader* reader, const std::vector<JsonOutput>& outputs, std::vector<size_t>* asked) {
+  return ReadList(reader, [&] {
+    return ReadObject(reader, [&](std::string_view key) {
+      std::string_view name;
+      if (key == "parameters") return ReadParameters(reader);
+      if (key != "name" || !reader->Text(&name)) return false;
+      asked->push_back(Find(outputs, name));
+      return asked->back() < outputs.size() &&
+             std::find(asked->begin(), asked->end() - 1, asked->back()) == asked->end() - 1;
+    });
+  });
+}
+
 template <typename Number>
 bool Write(Number value, std::string* text) {
   std::array<char, 32> place{};
@@ -338,6 +454,57 @@ std::optional<std::string> WriteReply(const std::vector<JsonOutput>& outputs, bo
     text += ']';
   }
   return text += '}';
+}
+
+std::optional<JsonRequest> ReadInference(std::string_view body, const std::vector<JsonInput>& inputs,
+                                         const std::vector<JsonOutput>& outputs) {
+  JsonRequest request;
+  request.inputs.resize(inputs.size());
+  JsonReader reader(body);
+  bool has_id = false, has_inputs = false;
+  const auto read = [&](std::string_view key) {
+    std::string_view text;
+    if (key == "id") {
+      if (std::exchange(has_id, true) || !reader.Text(&text)) return false;
+      request.id = text;
+      return true;
+    }
+    if (key == "outputs") return request.outputs.empty() && ReadOutputs(&reader, outputs, &request.outputs);
+    if (key != "inputs" || std::exchange(has_inputs, true)) return false;
+    return ReadList(&reader, [&] { return ReadTensor(&reader, inputs, body.size(), &request.inputs); });
+  };
+  if (!ReadObject(&reader, read) || !reader.IsAtEnd()) return std::nullopt;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const std::vector<int64_t>&shape = request.inputs[i].shape, &wanted = inputs[i].shape;
+    if (shape.empty() || shape.front() != request.inputs.front().shape.front()) return std::nullopt;
+    for (size_t d = 0; d < shape.size(); ++d)
+      if (wanted[d] != -1 && wanted[d] != shape[d]) return std::nullopt;
+  }
+  if (inputs.empty()) return std::nullopt;
+  return request;
+}
+
+std::optional<std::string> WriteInference(const std::string& model, int64_t version,
+                                          const JsonRequest& request,
+                                          const std::vector<JsonOutput>& outputs) {
+  std::string text = "{\"model_name\": " + nlohmann::json(model).dump() + ", \"model_version\": \"" +
+                     std::to_string(version) + '"';
+  if (!request.id.empty()) text += ", \"id\": \"" + request.id + '"';  // it had no escapes
+  text += ", \"outputs\": [";
+  const size_t count = request.outputs.empty() ? outputs.size() : request.outputs.size();
+  for (size_t i = 0; i < count; ++i) {
+    JsonOutput output = outputs[request.outputs.empty() ? i : request.outputs[i]];
+    text += (i > 0 ? ", {\"name\": " : "{\"name\": ") + nlohmann::json(output.name).dump() +
+            ", \"datatype\": \"" + DatatypeOf(output.type) +
+            "\", \"shape\": " + nlohmann::json(output.shape).dump() + ", \"data\": ";
+    int64_t values = 1;
+    for (const int64_t size : output.shape) values *= size;
+    output.shape = {values};
+    const auto* data = static_cast<const std::byte*>(output.data);
+    if (!WriteLists(output, 0, &data, &text)) return std::nullopt;
+    text += '}';
+  }
+  return text += "]}";
 }
 
 }  // namespace oe

@@ -1,5 +1,6 @@
-// The requests and replies of a model of numbers as JSON, of TensorFlow Serving's form. It reads what is
-// right and declines everything else, for which Python's parser finds the words (serving/requests.py).
+// The requests and replies of a model of numbers as JSON, of TensorFlow Serving's form or the Open Inference
+// Protocol's. It reads what is right and declines everything else, for which Python's parsers find the words
+// (serving/requests.py, serving/open_inference.py).
 #pragma once
 
 #include <cstddef>
@@ -31,6 +32,8 @@ struct NumberArray {
 struct JsonRequest {
   bool by_row = false;              // "instances"
   std::vector<NumberArray> inputs;  // in the order of the model's
+  std::string id;                   // of an inference, for its reply
+  std::vector<size_t> outputs;      // of an inference: those that it asks for; none: all
 };
 
 // Declines where Python may refuse it, or read it in another way: also numbers beyond a type, several equal
@@ -46,5 +49,12 @@ struct JsonOutput {
 
 // Declines for values without a JSON number, and for outputs by row without a row for each example.
 std::optional<std::string> WriteReply(const std::vector<JsonOutput>& outputs, bool by_row);
+
+// The same of the Open Inference Protocol. It also declines tensors whose data comes before their name, shape
+// and datatype, and values behind the JSON.
+std::optional<JsonRequest> ReadInference(std::string_view body, const std::vector<JsonInput>& inputs,
+                                         const std::vector<JsonOutput>& outputs);
+std::optional<std::string> WriteInference(const std::string& model, int64_t version,
+                                          const JsonRequest& request, const std::vector<JsonOutput>& outputs);
 
 }  // namespace oe

@@ -22,7 +22,10 @@ bool IsInOrder(const PlannedGroup& group, const std::vector<size_t>& lookups) {
 
 }  // namespace
 
-Predictor::Predictor(PredictorOptions options) : options_(std::move(options)) {}
+Predictor::Predictor(PredictorOptions options)
+    : options_(std::move(options)),
+      predict_target_("/v1/models/" + options_.name + ":predict"),
+      infer_target_("/v2/models/" + options_.name + "/infer") {}
 
 void Predictor::Call::FindIds(std::vector<ProgramTensor>* found) const {
   const PredictorOptions& options = predictor_.options_;
@@ -137,20 +140,45 @@ void Predictor::Batch(size_t examples, double timeout_seconds) {
       std::make_unique<BatchQueue>(examples, timeout, std::max(1U, std::thread::hardware_concurrency() / 2));
 }
 
+struct Predictor::Asked {
+  JsonRequest request;
+  bool is_inference = false;
+};
+
 struct Predictor::Waiting : BatchQueue::Item {
-  const JsonRequest* request = nullptr;
+  const Asked* asked = nullptr;
   std::optional<HttpReply> reply;
 };
 
+std::optional<Predictor::Asked> Predictor::Read(const HttpRequest& request) const {
+  if (request.method != "POST") return std::nullopt;
+  const bool is_inference = request.target == infer_target_;
+  if (!is_inference && request.target != predict_target_) return std::nullopt;
+  if (is_inference && !request.json_length.empty()) return std::nullopt;
+  std::optional<JsonRequest> read = is_inference
+                                        ? ReadInference(request.body, options_.inputs, options_.outputs)
+                                        : ReadRequest(request.body, options_.inputs);
+  if (!read) return std::nullopt;
+  return Asked{std::move(*read), is_inference};
+}
+
+std::optional<HttpReply> Predictor::Write(const Asked& asked, const std::vector<JsonOutput>& outputs,
+                                          int64_t version) const {
+  std::optional<std::string> body = asked.is_inference
+                                        ? WriteInference(options_.name, version, asked.request, outputs)
+                                        : WriteReply(outputs, asked.request.by_row);
+  if (!body) return std::nullopt;
+  return HttpReply{200, std::move(*body), "application/json", ExamplesOf(asked.request)};
+}
+
 std::optional<HttpReply> Predictor::Answer(const HttpRequest& request, const Lead& lead) const {
-  if (request.method != "POST" || request.target != options_.target) return std::nullopt;
-  const std::optional<JsonRequest> parsed = ReadRequest(request.body, options_.inputs);
-  if (!parsed) return std::nullopt;
-  if (queue_ != nullptr && merges_ && ExamplesOf(*parsed) < queue_->most()) {
+  const std::optional<Asked> asked = Read(request);
+  if (!asked) return std::nullopt;
+  if (queue_ != nullptr && merges_ && ExamplesOf(asked->request) < queue_->most()) {
     Waiting own;
-    own.examples = ExamplesOf(*parsed);
-    own.request = &*parsed;
-    for (const NumberArray& array : parsed->inputs)
+    own.examples = ExamplesOf(asked->request);
+    own.asked = &*asked;
+    for (const NumberArray& array : asked->request.inputs)
       own.kind.insert(own.kind.end(), array.shape.begin() + 1, array.shape.end());
     queue_->Run(&own, [&](const std::vector<BatchQueue::Item*>& items) {
       if (items.size() == 1) return;
@@ -161,14 +189,14 @@ std::optional<HttpReply> Predictor::Answer(const HttpRequest& request, const Lea
     });
     if (own.reply) return std::move(own.reply);
   }
-  return AnswerAlone(*parsed, lead);
+  return AnswerAlone(*asked, lead);
 }
 
-std::optional<HttpReply> Predictor::AnswerAlone(const JsonRequest& parsed, const Lead& lead) const {
+std::optional<HttpReply> Predictor::AnswerAlone(const Asked& asked, const Lead& lead) const {
   try {
     Call call(this);
     for (size_t i = 0; i < options_.inputs.size(); ++i) {
-      const NumberArray& array = parsed.inputs[i];
+      const NumberArray& array = asked.request.inputs[i];
       call.inputs_.push_back(options_.forward->New(options_.inputs[i].type, array.shape));
       std::memcpy(call.inputs_.back().data, array.bytes.data(), array.bytes.size());
     }
@@ -180,9 +208,7 @@ std::optional<HttpReply> Predictor::AnswerAlone(const JsonRequest& parsed, const
       outputs[i].shape = tensor.shape;
       outputs[i].data = tensor.data;
     }
-    std::optional<std::string> body = WriteReply(outputs, parsed.by_row);
-    if (!body) return std::nullopt;
-    return HttpReply{200, std::move(*body), "application/json", ExamplesOf(parsed)};
+    return Write(asked, outputs, call.version);
   } catch (const Error&) {
     return std::nullopt;  // whatever it is, Python finds it again, and the words for it
   }
@@ -194,12 +220,12 @@ void Predictor::AnswerTogether(const std::vector<Waiting*>& waiting, const Lead&
   try {
     Call call(this);
     for (size_t i = 0; i < options_.inputs.size(); ++i) {
-      std::vector<int64_t> shape = waiting.front()->request->inputs[i].shape;
+      std::vector<int64_t> shape = waiting.front()->asked->request.inputs[i].shape;
       shape.front() = static_cast<int64_t>(total);
       call.inputs_.push_back(options_.forward->New(options_.inputs[i].type, shape));
       auto* to = static_cast<std::byte*>(call.inputs_.back().data);
       for (const Waiting* one : waiting) {
-        const std::vector<std::byte>& bytes = one->request->inputs[i].bytes;
+        const std::vector<std::byte>& bytes = one->asked->request.inputs[i].bytes;
         std::memcpy(to, bytes.data(), bytes.size());
         to += bytes.size();
       }
@@ -226,8 +252,7 @@ void Predictor::AnswerTogether(const std::vector<Waiting*>& waiting, const Lead&
     }
     for (Waiting* const one : waiting) {
       for (JsonOutput& output : outputs) output.shape.front() = static_cast<int64_t>(one->examples);
-      if (std::optional<std::string> body = WriteReply(outputs, one->request->by_row))
-        one->reply = HttpReply{200, std::move(*body), "application/json", one->examples};
+      one->reply = Write(*one->asked, outputs, call.version);
       for (size_t i = 0; i < outputs.size(); ++i)
         outputs[i].data = static_cast<const std::byte*>(outputs[i].data) + one->examples * sizes[i];
     }

@@ -26,7 +26,7 @@ struct ForwardArgument {
 };
 
 struct PredictorOptions {
-  std::string target;  // of requests
+  std::string name;  // of the model, in targets and replies
   std::vector<JsonInput> inputs;
   std::vector<JsonOutput> outputs;  // in the order of `forward`; without shape and data
   std::shared_ptr<const Program> forward;
@@ -54,6 +54,8 @@ class Predictor {
     void Pull(Client* client);
     // Throws Error.
     void Forward();
+    // Of what answered, for replies that name it; set after Forward().
+    int64_t version = 0;
 
    private:
     friend class Predictor;
@@ -79,11 +81,17 @@ class Predictor {
  private:
   struct Waiting;
 
-  std::optional<HttpReply> AnswerAlone(const JsonRequest& parsed, const Lead& lead) const;
+  struct Asked;
+
+  std::optional<Asked> Read(const HttpRequest& request) const;
+  std::optional<HttpReply> Write(const Asked& asked, const std::vector<JsonOutput>& outputs,
+                                 int64_t version) const;
+  std::optional<HttpReply> AnswerAlone(const Asked& asked, const Lead& lead) const;
   // Replies to those for which it can; each of the others is to be answered alone.
   void AnswerTogether(const std::vector<Waiting*>& waiting, const Lead& lead) const;
 
   const PredictorOptions options_;
+  const std::string predict_target_, infer_target_;
   std::unique_ptr<BatchQueue> queue_;
   mutable std::atomic<bool> merges_{true};  // the model's outputs have a row for each example
 };

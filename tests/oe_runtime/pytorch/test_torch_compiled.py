@@ -11,7 +11,7 @@ import pytest
 import test_torch_serving_lists as lists
 import torch
 from serve_process import Serving
-from serving_requests import Asked
+from serving_requests import INFER, Asked, inference, inferred
 from test_torch_serving import Training, arrays, batch, columns, equal
 from torch import nn
 
@@ -63,6 +63,7 @@ def test_the_core_answers_as_the_trained_model_does(trained, export, once):
             x = batch(size, seed=size)
             want = trained.predict(x)
             equal(asked.core({"inputs": columns(x)})["outputs"], want)
+            equal(inferred(asked.core(inference(arrays(x)), INFER)), want)
             equal(model.predict(arrays(x)), want)
 
 

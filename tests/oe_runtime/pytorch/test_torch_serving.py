@@ -16,6 +16,7 @@ import pytest
 import torch
 from serve_process import Serving
 from server_processes import Servers
+from serving_requests import INFER, inference, inferred
 from torch import nn
 
 import oe_runtime.torch as embed
@@ -127,6 +128,9 @@ def test_served_answers_are_those_of_the_trained_model(training, tmp_path):
             assert status == 200, reply
             equal(reply["outputs"], want)
             equal(grpc.predict(arrays(x)), want)
+            status, reply = serving.ask(INFER, inference(arrays(x)))
+            assert status == 200, reply
+            equal(inferred(reply), want)
             equal(
                 grpc.predict(arrays({name: value[:1] for name, value in x.items()})),
                 {name: value[:1] for name, value in want.items()},
@@ -144,6 +148,7 @@ def test_served_answers_are_those_of_the_trained_model(training, tmp_path):
             bad = arrays(batch(9, 3))
             bad[name][place] = value
             assert serving.predict(columns(bad)) == (400, {"error": message})
+            assert serving.ask(INFER, inference(bad)) == (400, {"error": message})
             assert grpc.refusal(grpc.prediction.Predict, grpc.request(bad)) == ("INVALID_ARGUMENT", message)
         for name, value, message in [
             ("users", [[1.5, 2.0]] * 9, "input 'users' is int64, but the request has float64"),

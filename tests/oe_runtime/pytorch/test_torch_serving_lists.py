@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from serve_process import Serving
+from serving_requests import INFER, inference, inferred
 from torch import nn
 
 import oe_runtime.torch as embed
@@ -128,6 +129,9 @@ def test_lists_of_any_length_over_rest_and_grpc(tmp_path):
                 assert status == 200, reply
                 equal(reply["outputs"], want)
                 equal(grpc.predict(flat(x)), want)
+                status, reply = serving.ask(INFER, inference(flat(x)))
+                assert status == 200, reply
+                equal(inferred(reply), want)
                 rows = [dict(zip(lists(x), row, strict=True)) for row in zip(*lists(x).values(), strict=True)]
                 _, reply = serving.ask(":predict", {"instances": rows})
                 got = {name: [row[name] for row in reply["predictions"]] for name in want}
@@ -139,6 +143,8 @@ def test_lists_of_any_length_over_rest_and_grpc(tmp_path):
             bad = {**lists(x), "site": [[1]] * 99 + [[2, 80]]}
             message = "input 'site' of example 99: id 80 is not in [0, 80)"
             assert serving.predict(bad) == (400, {"error": message})
+            inputs = {one["name"]: one["shape"] for one in serving.ask("/v2/models/m")[1]["inputs"]}
+            assert inputs["words"] == inputs["words.lengths"] == [-1]
 
 
 @pytest.mark.parametrize("options", [{"mode": "mean"}, {"mode": "max"}, {"last": True}])

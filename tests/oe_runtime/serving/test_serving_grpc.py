@@ -99,13 +99,23 @@ def test_what_is_no_tensor_is_refused(change, said) -> None:
 
 def test_messages_have_the_fields_of_tensorflow_serving() -> None:
     apis = pytest.importorskip("tensorflow_serving.apis")
+    from tensorflow.core.example import example_pb2, feature_pb2
     from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2
     from tensorflow.core.protobuf import meta_graph_pb2
-    from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2
+    from tensorflow_serving.apis import (
+        classification_pb2,
+        get_model_metadata_pb2,
+        get_model_status_pb2,
+        input_pb2,
+        model_pb2,
+        predict_pb2,
+        regression_pb2,
+    )
 
     assert apis
     files = [tensor_pb2, tensor_shape_pb2, meta_graph_pb2]
     files += [get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2]
+    files += [classification_pb2, example_pb2, feature_pb2, input_pb2, regression_pb2]
     theirs = {name: one for file in files for name, one in file.DESCRIPTOR.message_types_by_name.items()}
     status = theirs["ModelVersionStatus"].fields_by_name["status"].message_type
     for name in [*messages._TENSORS, *messages._SERVICES]:

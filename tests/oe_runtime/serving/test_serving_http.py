@@ -39,8 +39,9 @@ class _Echo:
     inputs = (Tensor("x", "float32", (None,)),)
     outputs = (Tensor("y", "float32", (None,)),)
     signatures = {"serving_default": Signature(inputs, outputs)}  # noqa: RUF012
+    platform = "echo"
 
-    def make_predictor(self, target):
+    def make_predictor(self, name):
         return None
 
     def lead(self, call):

@@ -130,8 +130,8 @@ def test_calls_over_grpc_are_counted_beside(server):
             assert call(predict, sent) == ("OK", "")
             assert call(predict, sent, "Bearer wrong")[0] == "UNAUTHENTICATED"
             assert call(predict, b"\xff") == ("INVALID_ARGUMENT", "the request is not a PredictRequest")
-            said = "there is no method /tensorflow.serving.PredictionService/Classify"
-            assert call("PredictionService/Classify", b"") == ("UNIMPLEMENTED", said)
+            said = "there is no method /tensorflow.serving.PredictionService/MultiInference"
+            assert call("PredictionService/MultiInference", b"") == ("UNIMPLEMENTED", said)
     finally:
         over_grpc.stop()
     samples = scrape(server)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from serving_models import Training, batch
-from serving_requests import Asked
+from serving_requests import INFER, Asked, inference
 
 import oe_runtime.keras as embed
 from oe_runtime import Client
@@ -52,6 +52,30 @@ def test_the_core_answers_as_python_does(trained):
             status, same = asked.python(body)
             assert (status, reply.keys()) == (200, same.keys())
             np.testing.assert_allclose(reply[key], same[key], rtol=1e-6)
+
+
+def test_the_core_answers_inferences_as_python_does(trained):
+    asked, training = trained
+    for size in (1, 33):
+        x, _ = batch(size, seed=size)
+        body = inference(x, id="7", outputs=[{"name": "output_0"}])
+        reply = asked.core(body, INFER)
+        status, same = asked.python(body, INFER)
+        (found,), (wanted,) = reply.pop("outputs"), same.pop("outputs")
+        assert (status, reply) == (200, same)
+        np.testing.assert_allclose(found.pop("data"), training.predict(x).reshape(-1), atol=1e-6)
+        assert wanted.pop("data")
+        assert found == wanted
+    assert reply == {"model_name": "m", "model_version": str(asked.model.version), "id": "7"}
+    for bad in (
+        inference({**x, "b": x["b"] * 0 + 80}),
+        inference({**x, "b": x["b"][:5]}),
+        {"inputs": []},
+        inference(x, outputs=[{"name": "other"}]),
+    ):
+        found = asked.either(bad, INFER)
+        assert found == asked.python(bad, INFER)
+        assert (found[0], list(found[1])) == (400, ["error"])
 
 
 NUMBERS = [0.5, -1, 2e-3]
@@ -244,6 +268,28 @@ def test_requests_that_wait_at_the_same_time_are_computed_together(trained, monk
             values = np.concatenate([next(iter(reply.values())) for _, reply in found])
             np.testing.assert_allclose(values, expected, atol=1e-6)
         assert merged.ask(split(x, 8))[0][0] == 200, "which is alone, and waits for nobody"
+
+
+def test_inferences_are_computed_with_other_requests(trained, monkeypatch):
+    asked, training = trained
+    x, _ = batch(8, seed=7)
+    parts = [{name: array[i : i + 1] for name, array in x.items()} for i in range(8)]
+    with Merged(asked.model, monkeypatch) as merged, ThreadPoolExecutor(8) as pool:
+        found = list(
+            pool.map(
+                lambda i: (
+                    merged.asked.either(inference(parts[i], id=str(i)), INFER)
+                    if i % 2
+                    else merged.asked.either({"inputs": columns(parts[i])})
+                ),
+                range(8),
+            )
+        )
+        assert len(merged.calls) == 1
+    for i, (status, reply) in enumerate(found):
+        values = reply["outputs"][0]["data"] if i % 2 else reply["outputs"][0]
+        np.testing.assert_allclose(values, training.predict(x)[i], atol=1e-6)
+        assert (status, reply.get("id")) == (200, str(i) if i % 2 else None)
 
 
 def test_a_bad_request_does_not_fail_others_that_are_computed_with_it(trained, monkeypatch):

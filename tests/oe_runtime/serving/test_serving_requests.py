@@ -143,7 +143,7 @@ def test_other_paths_and_methods(served):
         ("GET", "/v1/models/one/versions/2", 404),
         ("GET", "/v1/models/one/versions/1", 200),
         ("GET", "/v1/models/one:predict", 405),
-        ("POST", "/v1/models/one:classify", 404),
+        ("POST", "/v1/models/one:multi", 404),
         ("POST", "/v1/models/one", 404),
         ("DELETE", "/v1/models/one", 501),
     ):
@@ -181,6 +181,7 @@ class _Echo:
     inputs = (Tensor("x", "float32", (None,)),)
     outputs = (Tensor("y", "float32", (None,)),)
     signatures = {"serving_default": Signature(inputs, outputs)}  # noqa: RUF012
+    platform = "echo"
     answer = None
 
     def __init__(self) -> None:
@@ -190,7 +191,7 @@ class _Echo:
         self.at_once = self.most_at_once = 0
         self._lock = threading.Lock()
 
-    def make_predictor(self, target):
+    def make_predictor(self, name):
         return None
 
     def lead(self, call):

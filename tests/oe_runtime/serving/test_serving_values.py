@@ -33,8 +33,25 @@ def serving(tmp_path_factory):
     def measure(word):
         return {"bytes": tf.strings.length(word)}
 
+    examples = [tf.TensorSpec([None], tf.string, "inputs")]
+    features = {
+        "x": tf.io.FixedLenFeature([1], tf.float32, [0.25]),
+        "n": tf.io.FixedLenFeature([], tf.int64, 0),
+        "word": tf.io.FixedLenFeature([], tf.string, ""),
+    }
+
+    @tf.function(input_signature=examples)
+    def label(inputs):
+        found = tf.io.parse_example(inputs, features)
+        words = tf.stack([found["word"], tf.strings.as_string(found["n"])], axis=1)
+        return {"classes": words, "scores": tf.concat([found["x"], 1 - found["x"]], 1)}
+
+    @tf.function(input_signature=examples)
+    def value(inputs):
+        return {"outputs": 1 / tf.io.parse_example(inputs, features)["x"]}
+
     directory = tmp_path_factory.mktemp("values")
-    signatures = {"serving_default": answer, "measure": measure}
+    signatures = {"serving_default": answer, "measure": measure, "label": label, "value": value}
     tf.saved_model.save(tf.Module(), str(directory / "model"), signatures)
     with Serving(directory, directory / "model") as serving:
         yield serving
@@ -163,7 +180,7 @@ def test_each_signature_is_answered_and_described(serving):
     assert (status, reply) == (200, {"predictions": [3, 1]})
     status, reply = serving.ask(":predict", {"signature_name": "measure", "inputs": {"word": ["ab"]}})
     assert (status, reply) == (200, {"outputs": [2]})
-    known = "it has 'serving_default', 'measure'"
+    known = "it has 'serving_default', "
     for name, said in [("other", known), (3, "no signature 3"), (None, "signature None")]:
         status, reply = serving.ask(":predict", {"signature_name": name, "instances": ["abc"]})
         assert (status, said in reply["error"]) == (400, True), reply
@@ -174,6 +191,8 @@ def test_each_signature_is_answered_and_described(serving):
     assert {name: sorted(one["inputs"]) for name, one in found.items()} == {
         "serving_default": ["text", "x"],
         "measure": ["word"],
+        "label": ["inputs"],
+        "value": ["inputs"],
     }
     assert found["measure"]["outputs"]["bytes"]["dtype"] == "DT_INT32"
     with serving.grpc() as grpc:
@@ -185,3 +204,106 @@ def test_each_signature_is_answered_and_described(serving):
         request.model_spec.signature_name = "other"
         code, message = grpc.refusal(grpc.prediction.Predict, request)
         assert (code, known in message) == ("INVALID_ARGUMENT", True)
+
+
+EXAMPLES = [{"x": 0.75, "word": "é", "n": [5]}, {"word": b64(b"b"), "n": -(2**63)}]
+
+
+def test_examples_are_classified_and_regressed(serving):
+    body = {"signature_name": "label", "examples": EXAMPLES}
+    wanted = [[["é", 0.75], ["5", 0.25]], [["b", 0.25], [str(-(2**63)), 0.75]]]
+    assert serving.ask("/versions/1:classify", body) == (200, {"result": wanted})
+    body["context"] = {"x": [0.5], "word": "c"}  # of which an example's own features go before
+    wanted[1] = [["b", 0.5], [str(-(2**63)), 0.5]]
+    assert serving.ask(":classify", body) == (200, {"result": wanted})
+    body["signature_name"] = "value"
+    status, reply = serving.ask(":regress", body)
+    assert status == 200, reply
+    np.testing.assert_allclose(reply["result"], [1 / 0.75, 2])
+
+
+def test_examples_over_grpc(serving):
+    from tensorflow_serving.apis import classification_pb2, regression_pb2
+
+    with serving.grpc() as grpc:
+        request = classification_pb2.ClassificationRequest()
+        request.model_spec.name, request.model_spec.signature_name = serving.name, "label"
+        example = tf.train.Example()
+        example.features.feature["x"].float_list.value.append(0.75)
+        request.input.example_list.examples.append(example)
+        answer = grpc.prediction.Classify(request, timeout=60)
+        (found,) = answer.result.classifications
+        assert [(one.label, one.score) for one in found.classes] == [("", 0.75), ("0", 0.25)]
+        assert (answer.model_spec.signature_name, answer.model_spec.version.value) == ("label", 1)
+        request = regression_pb2.RegressionRequest()
+        request.model_spec.name, request.model_spec.signature_name = serving.name, "value"
+        request.input.example_list_with_context.examples.extend([example, tf.train.Example()])
+        request.input.example_list_with_context.context.features.feature["x"].float_list.value.append(0.5)
+        answer = grpc.prediction.Regress(request, timeout=60)
+        np.testing.assert_allclose([one.value for one in answer.result.regressions], [1 / 0.75, 2])
+        request.input.Clear()
+        assert grpc.refusal(grpc.prediction.Regress, request) == (
+            "INVALID_ARGUMENT",
+            "the request has no example",
+        )
+        request.model_spec.signature_name = "measure"
+        code, said = grpc.refusal(grpc.prediction.Regress, request)
+        assert (code, said.startswith("signature 'measure' cannot regress")) == ("INVALID_ARGUMENT", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"examples": []}, "'examples' must be a list of at least one example"),
+        ({"examples": None}, "'examples' must be a list"),
+        ({"examples": [5]}, "example 0 is not a JSON object of features"),
+        ({"context": [5]}, "context is not a JSON object of features"),
+        ({"more": 5}, "the request has an unknown field 'more'"),
+        ({"examples": [{"x": None}]}, "example 0: feature 'x' must have texts, integers, or numbers"),
+        ({"examples": [{"x": [0.5, 1]}]}, "example 0: feature 'x' must have texts, integers, or numbers"),
+        ({"examples": [{"x": [[0.5]]}]}, "example 0: feature 'x' must have"),
+        ({"examples": [{"x": True}]}, "example 0: feature 'x' must have"),
+        ({"examples": [{"x": 1e39}]}, "example 0: feature 'x' has a number outside of float32"),
+        ({"examples": [{"n": 2**63}]}, "example 0: feature 'n' has a number outside of int64"),
+        ({"examples": [{"word": {"b64": "*"}}]}, "example 0: feature 'word': 'b64' is not text in base64"),
+        ({"examples": [{"word": {"c": "*"}}]}, "example 0: feature 'word' is neither a text nor"),
+        ({"examples": [{"word": "\ud800"}]}, "example 0: feature 'word'.* is not valid Unicode"),
+        ({"examples": [{"x": "text"}]}, "TensorFlow cannot answer it: "),
+        ({"examples": [{"x": [0.5, 0.5]}]}, "TensorFlow cannot answer it: "),
+        ({"signature_name": "other"}, "no signature 'other'"),
+        ({"signature_name": "value"}, "signature 'value' cannot classify, which needs tf.train.Example as"),
+        ({"signature_name": ""}, "signature 'serving_default' cannot classify.*; use predict"),
+    ],
+)
+def test_bad_examples_are_refused(serving, change, said):
+    status, reply = serving.ask(":classify", {"signature_name": "label", "examples": EXAMPLES, **change})
+    assert status == 400, reply
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(reply["error"])
+    assert "Traceback" not in serving.errors.read_text()
+
+
+def test_a_regression_that_is_no_number_is_an_error(serving):
+    status, reply = serving.ask(":regress", {"signature_name": "value", "examples": [{"x": 0.5}, {"x": 0.0}]})
+    assert (status, reply["error"].startswith("output 'outputs' of example 1 is inf")) == (500, True)
+
+
+def test_texts_of_an_inference(serving):
+    inputs = [
+        {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["é", ""]},
+        {"name": "x", "shape": [2], "datatype": "FP32", "data": [2, 4]},
+    ]
+    asked = [{"name": name} for name in ("inverse", "text", "length")]
+    path = "/v2/models/m/infer"
+    status, reply = serving.ask(path, {"inputs": inputs, "outputs": asked})
+    assert (status, reply["outputs"]) == (
+        200,
+        [
+            {"name": "inverse", "datatype": "FP32", "shape": [2], "data": [0.5, 0.25]},
+            {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["é", ""]},
+            {"name": "length", "datatype": "INT32", "shape": [2], "data": [2, 0]},
+        ],
+    )
+    inputs = [{"name": "word", "shape": [1], "datatype": "BYTES", "data": ["ab"]}]
+    body = {"inputs": inputs, "parameters": {"signature_name": "measure"}}
+    assert serving.ask(path, body)[1]["outputs"][0]["data"] == [2]
