@@ -32,24 +32,41 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB|RUN]",
+        help="A job, the directory of a run or of an exported model, or a URL (s3://…); default: the "
+        "last job that trained.",
+    ),
+]
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JOB|RUN", help="Whose checkpoints have the rows, of a model that a script exported."
+    ),
+]
+Port = Annotated[
+    int,
+    typer.Option(min=0, max=65535, help="For HTTP; replica N gets the Nth port after it. 0: any free ones."),
+]
+Certificate = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Encrypt connections with this certificate, in PEM."),
+]
+Key = Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's key.")]
+Token = Annotated[str | None, typer.Option(metavar="FILE", help="File with a token that requests need.")]
+CompileTo = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Compile a PyTorch export, and keep the result for the next start."),
+]
+
 
 @app.command(START, cls=WithScriptArguments)
 def start(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[JOB|RUN]",
-            help="A job, the directory of a run or of an exported model, or a URL (s3://…); default: the "
-            "last job that trained.",
-        ),
-    ] = None,
-    rows: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JOB|RUN", help="Whose checkpoints have the rows, of a model that a script exported."
-        ),
-    ] = None,
+    model: Model = None,
+    rows: Rows = None,
     replicas: Annotated[
         int, typer.Option(min=1, max=1024, metavar="N", help="Processes, each with its rows and its port.")
     ] = 1,
@@ -58,15 +75,14 @@ def start(
         typer.Option("--name", metavar="NAME", help="Name of the model in requests; default: the job's."),
     ] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65535, help="For HTTP; replica N gets the Nth port after it. 0: any free ones."
-        ),
-    ] = 8501,
+    port: Port = 8501,
     grpc_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="For gRPC, in the same way; default: none.")
     ] = None,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    request_token_file: Token = None,
+    compile_to: CompileTo = None,
     start_timeout: Annotated[
         int, typer.Option(min=1, metavar="SECONDS", help="Time for loading the model and its rows.")
     ] = 600,
@@ -81,13 +97,19 @@ def start(
 
     They serve the newest checkpoint of the job or run, also while it trains, and are started again when they
     end. `oeprov status`, `oeprov logs` and `oeprov stop` work on them. Words after a lone -- are options of
-    each `python -m oe_runtime.serve`, such as -- --refresh-seconds 1.
+    each `python -m oe_runtime.serve`, such as -- --refresh-seconds 1. Files are where the replicas run.
     """
     from provision.cli.views.replicas import show
     from provision.cli.views.training import JobTerminal
     from provision.jobs import replicas as served
     from provision.jobs.request import ServeOptions
 
+    files = {
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "request_token_file": request_token_file,
+        "compile_to": compile_to,
+    }
     options = ServeOptions(
         model=model,
         rows=rows,
@@ -97,6 +119,7 @@ def start(
         port=port,
         grpc_port=grpc_port,
         start_timeout=start_timeout,
+        files={name: value for name, value in files.items() if value is not None},
         arguments=script_words(context) or (),
     )
     if show_manifests:

@@ -98,6 +98,7 @@ def start(options: ServeOptions, source: Job | None, *, state_dir: Path, screen:
             )
     name = options.name or (Path(model).name if source is None else source.name)
     jobspec.check_name(name)
+    options = options.with_paths(here=worker is None)
     _check_ports(options, here=worker is None)
     now = datetime.now()
     job = store.create(state_dir, f"{name}-serving", now)

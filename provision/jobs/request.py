@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -64,7 +64,20 @@ class ServeOptions:
     port: int = 8501  # of the first one; 0: any
     grpc_port: int | None = None
     start_timeout: int = 600
-    arguments: Sequence[str] = ()  # of each process
+    files: Mapping[str, str] = field(default_factory=dict)  # of each process, by its flag's name
+    arguments: Sequence[str] = ()  # likewise, as they are
+
+    def with_paths(self, *, here: bool) -> ServeOptions:
+        """Turn the files into arguments, for processes on this machine or elsewhere. Raises TrainingError."""
+        words = []
+        for name, value in self.files.items():
+            path = Path(value)
+            if not here and not path.is_absolute():
+                raise TrainingError(
+                    f"{flag(name)} {value}: the replicas run elsewhere; name the whole path that it has there"
+                )
+            words += [flag(name), str(path.expanduser().absolute() if here else path)]
+        return replace(self, files={}, arguments=(*words, *self.arguments))
 
 
 def scheme(arguments: Sequence[str]) -> str:

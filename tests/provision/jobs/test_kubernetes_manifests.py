@@ -291,9 +291,17 @@ def test_replicas_are_a_deployment_that_readiness_leads(tmp_path: Path) -> None:
         "grpc": words.grpc_port,
     }
     assert container["readinessProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
-    secure = ServeOptions(arguments=["--tls-cert=/tls/tls.crt", "--tls-key", "/tls/tls.key"])
-    (container,) = pod_of(serving.documents(settled(tmp_path), secure)[1])["containers"]
-    assert {container[name]["httpGet"]["scheme"] for name in ("readinessProbe", "startupProbe")} == {"HTTPS"}
+    for secure in (
+        ServeOptions(arguments=["--tls-cert=/tls/tls.crt", "--tls-key", "/tls/tls.key"]),
+        ServeOptions(files={"tls_cert": "/tls/tls.crt", "tls_key": "/tls/tls.key"}),
+    ):
+        (container,) = pod_of(serving.documents(settled(tmp_path), secure)[1])["containers"]
+        words = serve._parser().parse_args(container["args"])
+        assert (str(words.tls_cert), str(words.tls_key)) == ("/tls/tls.crt", "/tls/tls.key")
+        probes = [container[name]["httpGet"]["scheme"] for name in ("readinessProbe", "startupProbe")]
+        assert probes == ["HTTPS"] * 2
+    with pytest.raises(TrainingError, match=r"--tls-cert tls\.crt: the replicas run elsewhere"):
+        serving.documents(settled(tmp_path), ServeOptions(files={"tls_cert": "tls.crt"}))
     (container,) = pod["containers"]
     assert pod["terminationGracePeriodSeconds"] > words.drain_seconds
     assert all(item["readOnly"] for item in container["volumeMounts"] if item["name"] == "shared")

@@ -25,6 +25,7 @@ from provision.hosts.stop_request import StopRequest
 from provision.jobs import background, store
 from provision.jobs.job_run import Limits
 from provision.jobs.metrics import Event
+from provision.jobs.request import ServeOptions
 from provision.jobs.servers_run import ServersRun
 from provision.jobs.store import JobState
 from provision.node import process
@@ -248,6 +249,8 @@ def test_refusals(oeprov: Any, state: Path, tmp_path: Path) -> None:
     assert "2 replicas need ports beyond 65535" in oeprov(
         "serve", "--replicas", "2", "--port", "0", "--grpc-port", "65535", code=1
     )
+    files = ServeOptions(files={"tls_cert": "x.crt"}, arguments=["--tls", "off"]).with_paths(here=True)
+    assert files.arguments == ("--tls-cert", str(Path("x.crt").absolute()), "--tls", "off")
     assert "--name: found 'a b'" in oeprov("serve", "--name", "a b", "--port", "0", code=1)
     far = over_ssh(state)
     said = oeprov("serve", str(job.run_dir), "--rows", "far", "--port", "0", code=1)

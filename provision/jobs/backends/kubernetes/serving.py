@@ -49,6 +49,7 @@ def text(job: Job, options: ServeOptions) -> str:
 
 def documents(plan: PodPlan, options: ServeOptions) -> list[Document]:
     """The Service and the Deployment."""
+    options = options.with_paths(here=False)
     ports = {"http": PORT, **({"grpc": GRPC_PORT} if options.grpc_port else {})}
     service = {
         **parts.document(plan, "v1", "Service", _name(plan), role=ROLE),
