@@ -105,7 +105,7 @@ def _describe(request: Any, reply: Any) -> None:
     except KeyError:
         reply.error_response.error_code = grpc.StatusCode.NOT_FOUND.value[0]
         said = f"there is no such file, symbol or extension: {request}"
-        reply.error_response.error_message = said.strip()
+        reply.error_response.error_message = said.strip()[:300]
         return
     files: dict[str, bytes] = {}
     _add_files(found, files)

@@ -19,6 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from oe_runtime.errors import InputError, OeError
+from oe_runtime.serving.model import MAX_DIMENSIONS
 
 # Fields of messages: number, name and type. `*` is before the type of a repeated field, `{` before that of
 # a map's values, `NAME?` before those of which a message has one, by that name.
@@ -305,6 +306,8 @@ def read_tensor(proto: Any, most: int) -> NDArray[Any]:
     Of fewer values than the shape has, the last one fills it; without any, all are zero. Raises InputError.
     """
     shape = [dim.size for dim in proto.tensor_shape.dim]
+    if len(shape) > MAX_DIMENSIONS:
+        raise InputError(f"it has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are read")
     if any(size < 0 for size in shape) or (count := math.prod(shape)) > most:
         raise InputError(f"it has the shape {shape}")
     try:

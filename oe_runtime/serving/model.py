@@ -29,6 +29,7 @@ from oe_runtime.support import remote_files
 from oe_runtime.support.remote_files import RemotePath
 
 CONFIG = "config.json"  # of a run
+MAX_DIMENSIONS = 32  # of an input; the product of many more sizes could take minutes
 _SLOW = 1.0  # seconds behind training, from which on the status says so
 _LOOKS = 0.05  # seconds between two looks at a directory of checkpoints
 _NO_STEPS = "the rows do not come from checkpoints, so no step can be chosen"

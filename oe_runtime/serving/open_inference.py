@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from oe_runtime.errors import InputError, OeError
 from oe_runtime.model_description import Signature, Tensor
 from oe_runtime.serving import requests
-from oe_runtime.serving.model import Model, as_array
+from oe_runtime.serving.model import MAX_DIMENSIONS, Model, as_array
 
 # Names of dtypes. A bfloat16 is read as the float32 of its value, because NumPy has none.
 _DATATYPES = {"bool": "BOOL", "float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}
@@ -198,8 +198,15 @@ def _parameters(holder: Mapping[str, Any], what: str, known: Mapping[str, type])
 def _read_tensor(name: str, one: Mapping[str, Any]) -> NDArray[Any]:
     """Return the array of an input, whose data is a list, flat or as its shape, an array, or bytes."""
     shape, datatype = one.get("shape"), one.get("datatype")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InputError(f"input {name!r}: its shape must be a list of sizes, which are integers from 0 on")
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_DIMENSIONS
+        or not all(type(size) is int and 0 <= size < 2**63 for size in shape)
+    ):
+        raise InputError(
+            f"input {name!r}: its shape must be a list of at most {MAX_DIMENSIONS} sizes, which are integers "
+            "from 0 on"
+        )
     if not isinstance(datatype, str) or datatype not in DTYPES:
         raise InputError(f"input {name!r}: there is no datatype {datatype!r}; there are {', '.join(DTYPES)}")
     count, data = math.prod(shape), one.get("data")

@@ -81,6 +81,7 @@ def test_the_last_value_fills_the_shape(value: object, values: int) -> None:
     [
         (lambda proto: proto.tensor_shape.dim.add(size=60), r"the shape \[2, 60\]"),
         (lambda proto: proto.tensor_shape.dim.add(size=-1), r"the shape \[2, -1\]"),
+        (lambda proto: [proto.tensor_shape.dim.add(size=2**62) for _ in range(10**5)], "100001 dimensions"),
         (lambda proto: proto.int_val.extend([1, 2, 3]), r"it has 3 values for the shape \[2\]"),
         (lambda proto: proto.int_val.append(300), "300 out of bounds for int8"),
         (lambda proto: setattr(proto, "dtype", 20), "type 20 of tensorflow.DataType is not read here"),
