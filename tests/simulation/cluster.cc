@@ -70,6 +70,7 @@ void Cluster::Listen(uint32_t index) {
     options.storage.path = servers_[index].storage.string();
     options.storage.recover = true;
     options.storage.kept_checkpoints = 3;
+    if (swarm_.storage == "dram_ssd") options.storage.capacity_bytes = swarm_.log_bytes;
     if (swarm_.storage != "pmem_libpmem") options.storage.cache_bytes = uint64_t{1} << 18;
   }
   if (swarm_.encrypted) {

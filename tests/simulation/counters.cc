@@ -78,7 +78,7 @@ void Counters::Add(uint32_t rank, uint64_t begin, uint64_t end, std::vector<uint
 void Counters::CheckBetween(uint32_t rank, uint64_t from, uint64_t step, uint64_t to,
                             const std::vector<oe::Key>& keys, const float* rows) {
   CountUntil(from);
-  const uint64_t staleness = *swarm_.staleness;
+  const uint64_t staleness = swarm_.staleness.value_or(0);
   std::vector<uint32_t> least;
   for (const Count& count : after_[from]) least.push_back(count.row);
   std::vector<uint32_t> most = least;
@@ -91,10 +91,10 @@ void Counters::CheckBetween(uint32_t rank, uint64_t from, uint64_t step, uint64_
     for (uint32_t j = 0; j < kDim; ++j) {
       const float found = rows[i * kDim + j];
       if (found >= static_cast<float>(least[keys[i]]) && found <= static_cast<float>(most[keys[i]])) continue;
-      FailRun("pulled, worker " + std::to_string(rank) + ", step " + std::to_string(step) + " after " +
-              std::to_string(from) + ": key " + std::to_string(keys[i]) + " was pushed " +
-              std::to_string(static_cast<long>(found)) + " times, not " + std::to_string(least[keys[i]]) +
-              " to " + std::to_string(most[keys[i]]));
+      throw Wrong("pulled, worker " + std::to_string(rank) + ", step " + std::to_string(step) + " after " +
+                  std::to_string(from) + ": key " + std::to_string(keys[i]) + " was pushed " +
+                  std::to_string(static_cast<long>(found)) + " times, not " + std::to_string(least[keys[i]]) +
+                  " to " + std::to_string(most[keys[i]]));
     }
   }
 }
@@ -109,9 +109,10 @@ void Counters::Check(const char* where, uint32_t rank, uint64_t step, const std:
       const float found = rows[i * kDim + j];
       const auto wanted = static_cast<float>(counts[keys[i]].row);
       if (found == wanted) continue;
-      FailRun(std::string(where) + ", worker " + std::to_string(rank) + ", step " + std::to_string(step) +
-              ": key " + std::to_string(keys[i]) + " was pushed " + std::to_string(static_cast<long>(found)) +
-              " times, not " + std::to_string(static_cast<long>(wanted)));
+      throw Wrong(std::string(where) + ", worker " + std::to_string(rank) + ", step " + std::to_string(step) +
+                  ": key " + std::to_string(keys[i]) + " was pushed " +
+                  std::to_string(static_cast<long>(found)) + " times, not " +
+                  std::to_string(static_cast<long>(wanted)));
     }
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "oe_runtime/core/client/client.h"
@@ -23,7 +24,12 @@ class Counters {
   void SetWorkers(uint32_t workers, uint64_t from);
   // The keys that worker 0 erases when `step` steps are done.
   std::vector<oe::Key> Erased(uint64_t step) const;
-  // Fails the run unless the rows of these keys are those of `step` whole steps, and of an eviction then.
+  // A row has counted something else.
+  class Wrong : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+  };
+
+  // Throws Wrong unless the rows of these keys are those of `step` whole steps, and of an eviction then.
   void Check(const char* where, uint32_t rank, uint64_t step, const std::vector<oe::Key>& keys,
              const float* rows, bool evicted = false);
   // The same of asynchronous workers, which have all ended step `from` and will at `to`: at least what this

@@ -61,6 +61,7 @@ struct Ill {
 };
 
 struct Cut {
+  bool syncs = false;
   int process = -1;
   uint64_t steps = 0;  // left
 };
@@ -106,11 +107,11 @@ Names NamesIn(const fs::path& directory) {
   return names;
 }
 
-// A point at which the power may go.
-void Step() {
+// A point at which the power may go: before a write, or before a sync.
+void Step(bool sync = false) {
   Cut& cut = All().cut;
   YieldAtLock();
-  if (cut.process != Current()->process || cut.steps == 0) return;
+  if (cut.process != Current()->process || cut.steps == 0 || (cut.syncs && !sync)) return;
   if (--cut.steps == 0) Block("the end of the power", nullptr, nullptr, Now() + kMillisecond);
 }
 
@@ -301,8 +302,8 @@ void CopyDiskAfterCut(const fs::path& from, const fs::path& to) {
   }
 }
 
-void AwaitWrites(int process, uint64_t steps, uint64_t until) {
-  All().cut = {process, steps};
+void AwaitWrites(int process, bool syncs, uint64_t steps, uint64_t until) {
+  All().cut = {syncs, process, steps};
   Block("a write to a disk", nullptr, [] { return All().cut.steps == 0; }, until);
   All().cut = {};
 }
@@ -355,7 +356,7 @@ int fallocate(int descriptor, int mode, off_t offset, off_t size) {
 
 int fdatasync(int descriptor) {
   if (Current() == nullptr) return static_cast<int>(sim::RealSyscall(SYS_fdatasync, descriptor));
-  sim::Step();
+  sim::Step(true);
   struct stat there{};
   (void)::fstat(descriptor, &there);
   const auto found = All().files.find(there.st_ino);
@@ -382,7 +383,7 @@ int fsync(int descriptor) {
   struct stat there{};
   (void)::fstat(descriptor, &there);
   if (!S_ISDIR(there.st_mode)) return fdatasync(descriptor);
-  sim::Step();
+  sim::Step(true);
   if (sim::Fails()) return -1;
   if (sim::Lies()) return 0;
   std::array<char, 64> path{};
@@ -445,7 +446,7 @@ void pmem_flush(const void* data, size_t size) {
 }
 
 void pmem_drain() {
-  sim::Step();
+  sim::Step(true);
   for (const sim::Flushed& line : std::exchange(All().flushed[Current()->id], {}))
     if (!sim::Lies())
       std::memcpy(&All().files[line.file].durable[line.offset], line.bytes.data(), sim::kLine);
@@ -453,7 +454,7 @@ void pmem_drain() {
 }
 
 int pmem_msync(const void* data, size_t size) {
-  sim::Step();
+  sim::Step(true);
   if (sim::Fails()) return -1;
   if (sim::Lies()) return 0;
   const char* begin = nullptr;

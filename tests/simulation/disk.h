@@ -40,7 +40,8 @@ void CopyDiskAfterCut(const std::filesystem::path& from, const std::filesystem::
 // The directory is on such a disk from now on.
 void AddDisk(const std::filesystem::path& directory);
 
-// Returns when the process is about to write to its disk for the `steps`-th time from now, or at `until`.
-void AwaitWrites(int process, uint64_t steps, uint64_t until);
+// Returns when the process is about to write to its disk, or only to sync, for the `steps`-th time from now,
+// or at `until`.
+void AwaitWrites(int process, bool syncs, uint64_t steps, uint64_t until);
 
 }  // namespace sim

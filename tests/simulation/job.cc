@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
@@ -23,8 +24,9 @@ constexpr size_t kKeep = 3;  // checkpoints
 constexpr int kFirstProcess = 100000;
 constexpr int kMostWorkers = 100;
 
-struct Lost {};        // some worker has lost a server
-struct LeftBehind {};  // there is a new generation: what this one notes or publishes reaches nobody
+class Lost : public std::exception {};  // some worker has lost a server
+// There is a new generation: what this one notes or publishes reaches nobody
+class LeftBehind : public std::exception {};
 
 }  // namespace
 
@@ -59,6 +61,11 @@ class Worker {
       End();
     } catch (const LeftBehind&) {
       Note(Name() + " of generation " + std::to_string(generation_) + " ends: it was left behind");
+    } catch (const Counters::Wrong& wrong) {
+      if (left_behind()) return;
+      if (!DisksLost() || !HaveDamage()) FailRun(wrong.what());
+      Note(Name() + " starts the job over: " + wrong.what());
+      job_->StartOver();
     } catch (const oe::StorageError& error) {
       Fail(error);
     } catch (const oe::CheckpointError& error) {
@@ -85,6 +92,20 @@ class Worker {
     Note(Name() + " ends the job: " + text);
     job_->failed_ = true;
     job_->starts_over_ = DisksLost();
+  }
+
+  // Whether a server has found damaged rows and removed them, which it says.
+  bool HaveDamage() {
+    try {
+      uint64_t rows = 0;
+      for (const nlohmann::json& server : client_->Stats()) {
+        for (const nlohmann::json& table : server.at("tables"))
+          rows += table.at("damage").at("quarantined_rows").get<uint64_t>();
+      }
+      return rows > 0;
+    } catch (const oe::ServerLost&) {
+      return true;  // nobody can tell
+    }
   }
 
   std::string Name() const { return "worker " + std::to_string(rank_); }
@@ -273,7 +294,7 @@ class Worker {
     if (step_ > 0 || client_->Checkpoints() != std::vector<uint64_t>{0}) client_->Checkpoint(step_, wait);
     pending_ = step_;
     RequireCurrent();
-    if (wait) Publish({});
+    if (wait) Publish(step_, {});
   }
 
   void Save() {
@@ -285,23 +306,23 @@ class Worker {
     (void)client_->Save(files.string(), chain.empty() ? "" : chain.back());
     RequireCurrent();
     RemoveFrom(step_);
-    pending_ = step_;
+    pending_.reset();
     chain.push_back(files.string());
-    Publish(chain);
-    directory.newest_files = chain;
+    Publish(step_, chain);
+    directory.newest_files = std::move(chain);
   }
 
   void Settle() {
     if (!pending_ || !in_storage()) return;
     const std::vector<uint64_t> all = client_->Checkpoints();
     RequireCurrent();
-    if (std::find(all.begin(), all.end(), *pending_) != all.end()) Publish({});
+    if (std::find(all.begin(), all.end(), *pending_) != all.end()) Publish(*pending_, {});
   }
 
-  void Publish(const std::vector<std::string>& files) {
+  void Publish(uint64_t step, const std::vector<std::string>& files) {
     auto& all = job_->directory_.checkpoints;
-    all.push_back({*pending_, files});
-    Note("checkpoint " + std::to_string(*pending_) + " is published");
+    all.push_back({step, files});
+    Note("checkpoint " + std::to_string(step) + " is published");
     pending_.reset();
     ++job_->published_;
     if (all.size() > kKeep) all.erase(all.begin());

@@ -142,8 +142,9 @@ Result RunChild(uint64_t seed, Notes notes, const std::string& only = kAllFaults
       Die("this system does not let a program fix its addresses (personality)");
     if (chdir(directory.path().c_str()) != 0) Die("cannot enter " + directory.path());
     (void)dup2(pipe[1], STDOUT_FILENO);
-    if (notes != Notes::kShown)
-      (void)dup2(open("stderr", O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
+    const int messages = open("stderr", O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (messages < 0) Die("cannot write in " + directory.path());
+    if (notes != Notes::kShown) (void)dup2(messages, STDERR_FILENO);
     const char* const arguments[] = {
         "simulate", "--child", padded.c_str(), notes == Notes::kNone ? "0" : "1", only.c_str(), nullptr};
     const char* const environment[] = {"GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0",
@@ -226,6 +227,7 @@ class Shrinker {
       double time = 0;
       unsigned number = 0;
       char colon = 0;
+      // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): this program has written it
       if (std::sscanf(line.c_str(), "%lf %u%c", &time, &number, &colon) == 3 && colon == ':')
         faults_.push_back(number);
     }
@@ -249,6 +251,7 @@ class Campaign {
     double processor = 0;
     unsigned long steps = 0;
     unsigned long losses = 0;
+    // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): as above
     (void)std::sscanf(result.line.c_str(),
                       "passed trace %*x steps %lu losses %lu checkpoints %*u simulated %lf processor %lf",
                       &steps, &losses, &simulated, &processor);

@@ -136,7 +136,9 @@ class Faults {
   void CutPower(uint32_t server, uint64_t off) {
     const bool all = random_.OneIn(3);
     if (random_.OneIn(2)) {
-      AwaitWrites(cluster_->process(server), random_.Between(1, 300), Now() + 3 * kSecond);
+      const bool syncs = random_.OneIn(2);
+      const uint64_t steps = random_.Between(1, syncs ? 20 : 300);
+      AwaitWrites(cluster_->process(server), syncs, steps, Now() + 3 * kSecond);
     }
     for (uint32_t i = 0; i < swarm_.servers; ++i) {
       if ((i != server && !all) || !cluster_->is_up(i)) continue;

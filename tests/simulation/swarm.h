@@ -41,6 +41,7 @@ struct Swarm {
   uint32_t servers = 1;
   uint32_t workers = 1;
   std::string storage = "dram";
+  uint64_t log_bytes = 0;  // of the logs of a server at most; 0: as many as there are
   unsigned threads = 1;
   bool encrypted = false;
   uint32_t tables = 1;

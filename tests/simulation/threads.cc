@@ -257,6 +257,7 @@ long syscall(long number, ...) noexcept {
   long arguments[6];
   for (long& argument : arguments) argument = va_arg(list, long);
   va_end(list);
+  // NOLINTBEGIN(performance-no-int-to-ptr): as the kernel takes them
   if (Current() != nullptr && number == SYS_getrandom) {
     return getrandom(reinterpret_cast<void*>(arguments[0]), static_cast<size_t>(arguments[1]), 0);
   }
@@ -269,6 +270,7 @@ long syscall(long number, ...) noexcept {
   if (operation != FUTEX_WAIT && operation != FUTEX_WAIT_BITSET) return 0;  // the waiter looks at the word
   const int value = static_cast<int>(arguments[2]);
   const auto* const limit = reinterpret_cast<const timespec*>(arguments[3]);
+  // NOLINTEND(performance-no-int-to-ptr)
   uint64_t until = sim::kForever;
   if (limit != nullptr) {
     until = operation == FUTEX_WAIT ? Now() + sim::Nanoseconds(limit) : sim::ClockTime(limit);
