@@ -20,6 +20,7 @@ from oe_runtime.serving.model import Model
 CLASSIFY, REGRESS = "classify", "regress"
 _OUTPUTS = {CLASSIFY: ("classes", "scores"), REGRESS: ("outputs",)}
 _INPUT = "inputs"
+_MOST = 64 << 20  # bytes of the context in all examples
 
 
 def find_signature(asked: Any, method: str, signatures: Mapping[str, Signature]) -> str:
@@ -47,6 +48,7 @@ def parse_examples(request: Any, method: str, signatures: Mapping[str, Signature
     if not isinstance(rows, list) or not rows:
         raise InputError("'examples' must be a list of at least one example")
     context = _serialize("context", request.get("context", {}))
+    _check_size(context, rows)
     return signature, [context + _serialize(f"example {i}", row) for i, row in enumerate(rows)]
 
 
@@ -59,6 +61,7 @@ def serialize_input(sent: Any) -> list[bytes]:
     examples = getattr(sent, sent.WhichOneof("kind") or "example_list").examples
     if not examples:
         raise InputError("the request has no example")
+    _check_size(context, examples)
     return [context + one.SerializeToString() for one in examples]
 
 
@@ -95,6 +98,14 @@ def numbers(method: str, result: Sequence[Any]) -> tuple[str, NDArray[Any]]:
     return _OUTPUTS[method][-1], np.array(rows)
 
 
+def _check_size(context: bytes, examples: Sequence[Any]) -> None:
+    if len(context) * len(examples) > _MOST:
+        raise InputError(
+            f"the context has {len(context)} bytes, which {len(examples)} examples would repeat; at most "
+            f"{_MOST} bytes: send fewer examples at a time"
+        )
+
+
 def _decode(label: Any) -> str:
     return label.decode() if isinstance(label, bytes) else str(label)
 
@@ -107,6 +118,7 @@ def _serialize(what: str, features: Any) -> bytes:
         raise InputError(f"{what} is not a JSON object of features")
     example = message("Example")()
     for name, value in features.items():
+        requests.decode_text(f"{what}: a feature's name", name)
         values = value if isinstance(value, list) else [value]
         where = f"{what}: feature {name!r}"
         kinds = {type(one) for one in values}

@@ -23,6 +23,8 @@ from oe_runtime.serving.metrics import Calls
 from oe_runtime.serving.model import Model
 
 _THREADS = 16
+_PROBES = 4  # threads for what needs no token
+_LONGEST = 600  # characters of a message, of up to 12 bytes each: clients refuse 8 KiB of metadata
 _STREAMS = 64  # at a time, each in a thread of its own
 # As over HTTP, these need no token.
 _OPEN = {
@@ -67,17 +69,14 @@ class GrpcServer:
                     response_serializer=_serialize,
                 )
 
-            def stream(sent: bytes | Iterator[bytes], context: Any) -> Iterator[Any]:
+            def stream(sent: Iterator[bytes], context: Any) -> Iterator[Any]:
                 try:
-                    yield from streams[method](
-                        map(parse, [sent] if isinstance(sent, bytes) else sent), context
-                    )
+                    yield from streams[method](map(parse, sent), context)
                 except InputError as error:
                     context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-            if messages.startswith("**"):
-                return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialize)
-            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=_serialize)
+            # Watch too: gRPC would wait for its request before _Guard counts it.
+            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialize)
 
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, "oe-serving-grpc"),
@@ -140,6 +139,7 @@ class _Guard(grpc.ServerInterceptor):  # type: ignore[misc]
         self._server = server
         self._free = threading.Semaphore(_STREAMS)
         self._threads = ThreadPoolExecutor(_STREAMS + 1, "oe-serving-stream")  # one refuses others
+        self._probes = ThreadPoolExecutor(_PROBES, "oe-serving-probe")
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         given = [value for name, value in details.invocation_metadata if name == "authorization"]
@@ -165,12 +165,15 @@ class _Guard(grpc.ServerInterceptor):  # type: ignore[misc]
                 code = "OK" if code is None else code.name
                 self._server.calls.end(name, code, time.perf_counter() - began)
 
-        serializer = handler.response_serializer if handler else None
-        return grpc.unary_unary_rpc_method_handler(answer, response_serializer=serializer)
+        if handler is None:  # as a stream, of which nothing is read: a thread would wait for the request
+            return grpc.stream_stream_rpc_method_handler(answer)
+        if details.method in _OPEN:
+            answer.experimental_thread_pool = self._probes  # type: ignore[attr-defined]
+        return grpc.unary_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
 
     def _stream(self, name: str, handler: Any) -> Any:
         """Let a stream have a thread of its own, so that it holds none of those that answer requests."""
-        inner = handler.stream_stream or handler.unary_stream
+        inner = handler.stream_stream
 
         def answer(request: Any, context: Any) -> Iterator[Any]:
             has_place = self._free.acquire(blocking=False)
@@ -183,9 +186,7 @@ class _Guard(grpc.ServerInterceptor):  # type: ignore[misc]
                 self._free.release()
 
         answer.experimental_thread_pool = self._threads  # type: ignore[attr-defined] # of grpc._server
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
-        return grpc.unary_stream_rpc_method_handler(answer, None, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
 
 def _serialize(reply: Any) -> bytes:
@@ -219,12 +220,15 @@ class _Service:
             return work()
         except Exception as error:
             kind, message = requests.describe_error(error)
-        context.abort(grpc.StatusCode[kind], message)
+        context.abort(grpc.StatusCode[kind], message[:_LONGEST])
         return None
 
     def predict(self, request: Any) -> Any:
         self._check(request.model_spec)
-        inputs = {name: self._array(name, tensor) for name, tensor in request.inputs.items()}
+        inputs, left = {}, self._most
+        for name, tensor in request.inputs.items():
+            inputs[name] = self._array(name, tensor, left)
+            left -= inputs[name].size
         signature = requests.find_signature(request.model_spec.signature_name, self._model.signatures)
         outputs, version = self._model.predict_versioned(inputs, signature)
         self._check(request.model_spec, version)
@@ -292,8 +296,8 @@ class _Service:
         spec.signature_name = signature
         spec.version.value = version
 
-    def _array(self, name: str, tensor: Any) -> Any:
+    def _array(self, name: str, tensor: Any, most: int) -> Any:
         try:
-            return read_tensor(tensor, self._most)
+            return read_tensor(tensor, most)
         except InputError as error:
             raise InputError(f"input {name!r}: {error}") from error

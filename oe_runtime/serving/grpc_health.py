@@ -27,16 +27,28 @@ class Health:
         self._model = model
         self._known = {"", name, *METHODS}
         self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting: set[Any] = set()  # contexts of streams whose request has not come
 
     def check(self, request: Any) -> Any:
         """Answer Check. Raises NotFound."""
         if request.service not in self._known:
-            raise NotFound(f"service {request.service!r}")
+            raise NotFound(f"service {request.service[:80]!r}")
         return self._answer(request)
 
     def watch(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         """Answer Watch: at once, and whenever it changes."""
-        request, before = next(requests), None
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._waiting.add(context)
+        try:
+            request, before = next(requests, None), None
+        finally:
+            with self._lock:
+                self._waiting.discard(context)
+        if request is None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the stream has no request")
         while True:
             ends = self._ended.is_set()
             answer = self._answer(request)
@@ -49,7 +61,11 @@ class Health:
 
     def end(self) -> None:
         """End the streams of `watch`, with a last answer."""
-        self._ended.set()
+        with self._lock:
+            self._ended.set()
+            waiting = list(self._waiting)
+        for context in waiting:
+            context.cancel()
 
     def _answer(self, request: Any) -> Any:
         status = "NOT_SERVING" if self._model.unavailable or self._ended.is_set() else "SERVING"

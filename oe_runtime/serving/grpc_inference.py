@@ -26,6 +26,8 @@ _CONTENTS = {
     "BYTES": ("bytes_contents", ""),
 }
 
+_MOST = 10_000  # inputs or outputs of a request, before each becomes several objects
+
 
 class InferenceService:
     """Answers requests of `model` by the name of their method."""
@@ -83,6 +85,9 @@ def _filled(name: str, values: Mapping[str, Any]) -> Any:
 
 def _to_values(request: Any) -> dict[str, Any]:
     """Return a request as `parse_request` takes it. Raises InputError."""
+    for where, found in (("inputs", request.inputs), ("outputs", request.outputs)):
+        if len(found) > _MOST:
+            raise InputError(f"the request has {len(found)} {where}; at most {_MOST} are read")
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InputError(f"raw_input_contents has {len(raw)} tensors for {len(request.inputs)} inputs")

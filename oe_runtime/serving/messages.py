@@ -320,7 +320,10 @@ def read_tensor(proto: Any, most: int) -> NDArray[Any]:
         values = np.concatenate([values, np.repeat(values[-1:], count - len(values))])
     elif not len(values):
         values = np.full(count, b"", object) if proto.dtype == _STRING else np.zeros(count, values.dtype)
-    return values.reshape(shape)
+    try:
+        return values.reshape(shape)
+    except ValueError:  # without values, other sizes may still be beyond NumPy's
+        raise InputError(f"it has the shape {shape}") from None
 
 
 def _values(proto: Any) -> NDArray[Any]:

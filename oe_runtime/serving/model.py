@@ -458,7 +458,10 @@ def as_array(tensor: Tensor, value: Any) -> NDArray[Any]:
     """Return `value` as the model takes it; texts as objects. Raises InputError saying why it cannot."""
     try:
         array = _texts(tensor, value) if tensor.dtype == "string" else _numbers(tensor, value)
-    except (ValueError, TypeError, OverflowError) as error:  # numpy on lists of different lengths
+    except InputError:
+        raise
+    # NumPy on lists of different lengths, and of more than 32 levels.
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise InputError(f"input {tensor.name!r} is not an array of {tensor.dtype}: {error}") from None
     shape = tensor.shape
     if shape is not None and (
@@ -479,7 +482,8 @@ def _lists(tensor: Tensor, value: Any, lengths: Any) -> tuple[NDArray[Any], NDAr
     if lengths is not None:
         assert tensor.lengths is not None  # noqa: S101 - see _checked
         elements, counts = as_array(flat, value), as_array(Tensor(tensor.lengths, "int64", [None]), lengths)
-        if (counts < 0).any() or counts.sum() != len(elements):
+        # Each by itself too: a sum beyond int64 begins again, and PyTorch then leaves its memory.
+        if (counts < 0).any() or (counts > len(elements)).any() or counts.sum() != len(elements):
             raise InputError(
                 f"input {tensor.lengths!r} must be the lengths of lists that have {len(elements)} elements"
             )
@@ -507,6 +511,10 @@ def _texts(tensor: Tensor, value: Any) -> NDArray[Any]:
 
 def _numbers(tensor: Tensor, value: Any) -> NDArray[Any]:
     wanted = np.dtype(tensor.dtype)
+    if not isinstance(value, np.ndarray):
+        # Before NumPy makes all of them as long as the longest text.
+        for kind in {*map(type, np.asarray(value, object).reshape(-1))} & {str, bytes}:
+            raise InputError(f"input {tensor.name!r} is {tensor.dtype}, but the request has {kind.__name__}")
     array = np.asarray(value)
     if wanted.kind in "iu" and array.dtype.kind in "fO":
         # numpy makes floats of integers on both sides of 2**63, and objects of larger ones.

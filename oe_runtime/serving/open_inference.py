@@ -74,7 +74,7 @@ def parse_request(
             raise InputError(f"the model has no output {name!r}; it has {', '.join(has)}")
         known = {"binary_data": bool} if over_http else {}
         outputs.append((name, _parameters(one, f"output {name!r}", known).get("binary_data", as_bytes)))
-    identifier = request.get("id", "")
+    identifier = "" if request.get("id") is None else request["id"]  # some clients write null for none
     if not isinstance(identifier, str):
         raise InputError("the request's id must be a text")
     return Inference(identifier, signature, inputs, outputs or [(name, as_bytes) for name in has])
@@ -184,7 +184,7 @@ def _named(found: Any, where: str, known: set[str]) -> Iterator[tuple[str, dict[
 
 def _parameters(holder: Mapping[str, Any], what: str, known: Mapping[str, type]) -> dict[str, Any]:
     """Return its parameters. Raises InputError naming one that is not known, and may change the answer."""
-    found = holder.get("parameters", {})
+    found = {} if holder.get("parameters") is None else holder["parameters"]
     if not isinstance(found, dict):
         raise InputError(f"{what}: its parameters are not a JSON object")
     for name, value in found.items():
@@ -211,13 +211,20 @@ def _read_tensor(name: str, one: Mapping[str, Any]) -> NDArray[Any]:
         raise InputError(f"input {name!r}: there is no datatype {datatype!r}; there are {', '.join(DTYPES)}")
     count, data = math.prod(shape), one.get("data")
     if isinstance(data, bytes):
-        return _from_bytes(name, datatype, data, shape).reshape(shape)
+        return _reshape(name, _from_bytes(name, datatype, data, shape), shape)
     if not isinstance(data, (list, np.ndarray)):
         raise InputError(f"input {name!r}: its data must be a list")
     array = as_array(Tensor(name, DTYPES[datatype], None), data)
     if array.shape not in ((count,), tuple(shape)):
         raise InputError(f"input {name!r} has data of the shape {list(array.shape)}; its shape is {shape}")
-    return array.reshape(shape)
+    return _reshape(name, array, shape)
+
+
+def _reshape(name: str, array: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+    try:
+        return array.reshape(shape)
+    except ValueError:  # without values, other sizes may still be beyond NumPy's
+        raise InputError(f"input {name!r}: its shape is {list(shape)}, which is too large") from None
 
 
 def _from_bytes(name: str, datatype: str, data: bytes, shape: Sequence[int]) -> NDArray[Any]:

@@ -301,7 +301,8 @@ bool ReadParameters(JsonReader* reader) {
 
 bool ReadOutputs(JsonReader* reader, const std::vector<JsonOutput>& outputs, std::vector<size_t>* asked) {
   return ReadList(reader, [&] {
-    return ReadObject(reader, [&](std::string_view key) {
+    const size_t before = asked->size();
+    const bool is_read = ReadObject(reader, [&](std::string_view key) {
       std::string_view name;
       if (key == "parameters") return ReadParameters(reader);
       if (key != "name" || !reader->Text(&name)) return false;
@@ -309,6 +310,7 @@ bool ReadOutputs(JsonReader* reader, const std::vector<JsonOutput>& outputs, std
       return asked->back() < outputs.size() &&
              std::find(asked->begin(), asked->end() - 1, asked->back()) == asked->end() - 1;
     });
+    return is_read && asked->size() == before + 1;
   });
 }
 

@@ -99,7 +99,9 @@ TEST(JsonTensorsTest, DeclinesInferencesThatPythonRefusesOrReadsItself) {
     EXPECT_FALSE(is_read(x)) << x;
   for (const char* rest :
        {R"(, "outputs": [{"name": "q"}])", R"(, "outputs": [{"name": "z"}, {"name": "z"}])",
-        R"(, "outputs": [])", R"(, "outputs": [{"name": "z", "parameters": {"binary_data": true}}])",
+        R"(, "outputs": [{"parameters": {"binary_data": false}}])",
+        R"(, "outputs": [{"name": "y", "name": "z"}])", R"(, "outputs": [])",
+        R"(, "outputs": [{"name": "z", "parameters": {"binary_data": true}}])",
         R"(, "parameters": {"sequence_id": 1})", R"(, "id": 5)", R"(, "id": "\u0031")", R"(, "inputs": [])",
         "}"})
     EXPECT_FALSE(is_read(good, rest)) << rest;

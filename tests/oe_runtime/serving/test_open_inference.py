@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ from oe_runtime.errors import InputError
 from oe_runtime.model_description import Signature, Tensor
 from oe_runtime.serving import Model
 from oe_runtime.serving.access import Access
+from oe_runtime.serving.model import _lists
 from oe_runtime.serving.rest import RestServer
 
 grpc = pytest.importorskip("grpc")
@@ -239,7 +241,11 @@ REFUSED = [
         {"inputs": changed(0, data=[True, False, True, True])},
         "input 'ids' is int64, but the request has bool",
     ),
-    ({"inputs": changed(0, data=["1", "2", "3", "4"])}, "input 'ids' is int64, but the request has <U1"),
+    ({"inputs": changed(0, data=["1", "2", "3", "4"])}, "input 'ids' is int64, but the request has str"),
+    ({"inputs": changed(0, data=["1" * 50_000, 2, 3, 4])}, "input 'ids' is int64, but the request has str"),
+    ({"inputs": changed(0, shape=[0, 2**62], data=[])}, "input 'ids': its shape is"),
+    ({"inputs": changed(0, data=json.loads("[" * 40 + "1.5" + "]" * 40))}, "input 'ids' is not an array"),
+    ({"inputs": changed(2, data=json.loads("[" * 40 + '"a"' + "]" * 40))}, "input 'tag' is not an array"),
     ({"inputs": changed(0, data=[2**63, 2, 3, 4])}, "input 'ids': a number is outside of int64"),
     ({"inputs": changed(0, data=[1, 2, 3, 100])}, r"id 100 is not in \[0, 100\)"),
     ({"inputs": changed(0, data=None)}, "input 'ids': its data must be a list"),
@@ -365,7 +371,7 @@ def test_a_model_that_cannot_answer_is_not_ready(rest, over_grpc, model, monkeyp
 
 def method(channel, path, messages):
     """A method of a service, as a client's stub has it."""
-    kind = channel.unary_stream if path.endswith("Watch") else channel.unary_unary
+    kind = channel.unary_stream if path.endswith("Watch") else channel.unary_unary  # as published stubs
     return kind(
         f"/{path}",
         request_serializer=lambda one: one.SerializeToString(),
@@ -456,6 +462,8 @@ GRPC_REFUSED = [
     (lambda one: one.inputs.pop(), "", "input 'flag' is missing"),
     (lambda one: one.inputs.add(name="x", datatype="FP32"), "", "input 'x' has data of the shape"),
     (lambda one: one.outputs.add(name="x"), "", "the model has no output 'x'"),
+    (lambda one: one.inputs.extend([one.inputs[0]] * 10_000), "", "has 10004 inputs; at most 10000 are read"),
+    (lambda one: setattr(one, "model_name", "x" * 30_000), "NOT_FOUND", "model 'xxx"),
     (lambda one: setattr(one.inputs[0], "datatype", "INT65"), "", "there is no datatype 'INT65'"),
     (lambda one: setattr(one.inputs[0], "datatype", "FP32"), "", "has int64_contents; FP32 belongs in fp32_"),
     (lambda one: setattr(one.inputs[1], "datatype", "FP16"), "", "FP16 belongs in raw_input_contents"),
@@ -594,6 +602,46 @@ def test_streams_hold_no_thread_of_requests(model, monkeypatch):
         server.stop()
 
 
+def test_callers_without_a_token_or_a_request_hold_no_thread_of_requests(model, monkeypatch):
+    from oe_runtime.serving import grpc as served
+
+    monkeypatch.setattr(served, "_STREAMS", 3)
+    monkeypatch.setattr(served, "_THREADS", 2)
+    server = GrpcServer("m", model, "127.0.0.1", 0, max_body_bytes=1 << 20, access=Access(token="secret"))
+    server.start()
+    came = threading.Event()
+    silence = iter(lambda: came.wait(30) and b"", None)
+    secret = [("authorization", "Bearer secret")]
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            predict = channel.stream_unary("/tensorflow.serving.PredictionService/Predict")
+            refused = [predict.future(silence, timeout=60) for _ in range(4)]
+            assert {one.exception().code() for one in refused} == {grpc.StatusCode.UNAUTHENTICATED}
+            watch = channel.stream_stream("/grpc.health.v1.Health/Watch")
+            waiting = [watch(silence, timeout=60, metadata=secret) for _ in range(3)]
+            stub = method(channel, "inference.GRPCInferenceService/ModelInfer", "ModelInfer")
+            assert stub(request(), metadata=secret, timeout=60).model_name == "m"
+            with pytest.raises(grpc.RpcError, match="there are 3 streams already"):
+                next(watch(silence, timeout=60, metadata=secret))
+            began = time.monotonic()
+            server.stop(30)
+            assert time.monotonic() - began < 10
+            for one in waiting:
+                with pytest.raises(grpc.RpcError):
+                    next(one)
+    finally:
+        came.set()
+        server.stop()
+
+
+@pytest.mark.parametrize("lengths", [[2**62] * 4 + [5], [-1, 6], [6], [2, 2]])
+def test_lengths_that_do_not_sum_are_refused(lengths):
+    """Beyond int64 a sum begins again: PyTorch then read outside of its memory."""
+    tensor = Tensor("words", "int64", (None,), "words.lengths")
+    with pytest.raises(InputError, match="must be the lengths of lists that have 5 elements"):
+        _lists(tensor, [1, 2, 3, 4, 5], lengths)
+
+
 def test_only_health_needs_no_token(model):
     server = GrpcServer("m", model, "127.0.0.1", 0, max_body_bytes=1 << 20, access=Access(token="secret"))
     server.start()
@@ -624,8 +672,32 @@ def test_only_health_needs_no_token(model):
         rest.stop()
 
 
+# Of open_inference_grpc.proto and health.proto, as published.
+PUBLISHED = {
+    "ModelInferRequest": (
+        "model_name=1 model_version=2 id=3 parameters=4 inputs=5 outputs=6 raw_input_contents=7"
+    ),
+    "ModelInferRequest.InferInputTensor": "name=1 datatype=2 shape=3 parameters=4 contents=5",
+    "ModelInferRequest.InferRequestedOutputTensor": "name=1 parameters=2",
+    "ModelInferResponse": "model_name=1 model_version=2 id=3 parameters=4 outputs=5 raw_output_contents=6",
+    "ModelInferResponse.InferOutputTensor": "name=1 datatype=2 shape=3 parameters=4 contents=5",
+    "InferTensorContents": (
+        "bool_contents=1 int_contents=2 int64_contents=3 uint_contents=4 uint64_contents=5 fp32_contents=6 "
+        "fp64_contents=7 bytes_contents=8"
+    ),
+    "InferParameter": "bool_param=1 int64_param=2 string_param=3 double_param=4 uint64_param=5",
+    "ModelMetadataResponse": "name=1 versions=2 platform=3 inputs=4 outputs=5",
+    "ModelReadyRequest": "name=1 version=2",
+    "HealthCheckRequest": "service=1",
+    "HealthCheckResponse": "status=1",
+}
+
+
 def test_messages_have_the_numbers_of_the_published_ones():
-    """Against clients of others, where they are installed."""
+    ours = messages._INFERENCE | messages._HEALTH
+    for name, numbers in PUBLISHED.items():
+        texts = (text.split() for text in ours[name].split(", "))
+        assert " ".join(f"{field}={number}" for number, field, _ in texts) == numbers
     published = pytest.importorskip("tritonclient.grpc.service_pb2")
     theirs = published.DESCRIPTOR.message_types_by_name
     for name, fields in messages._INFERENCE.items():
@@ -634,8 +706,6 @@ def test_messages_have_the_numbers_of_the_published_ones():
         for text in fields.split(", ") if fields else ():
             number, field, _ = text.split()
             assert other.fields_by_number[int(number)].name == field
-    for stub, ours in (("health", messages._HEALTH), ("reflection", messages._REFLECTION)):
-        assert ours, stub
 
 
 def test_a_client_of_triton_is_answered(over_grpc, rest):

@@ -258,6 +258,8 @@ def test_examples_over_grpc(serving):
         ({"examples": None}, "'examples' must be a list"),
         ({"examples": [5]}, "example 0 is not a JSON object of features"),
         ({"context": [5]}, "context is not a JSON object of features"),
+        ({"context": {"word": "x" * 1_000_000}, "examples": [{"n": 1}] * 80}, "80 examples would repeat"),
+        ({"examples": [{"\ud800": 1}]}, "example 0: a feature's name"),
         ({"more": 5}, "the request has an unknown field 'more'"),
         ({"examples": [{"x": None}]}, "example 0: feature 'x' must have texts, integers, or numbers"),
         ({"examples": [{"x": [0.5, 1]}]}, "example 0: feature 'x' must have texts, integers, or numbers"),
