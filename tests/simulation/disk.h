@@ -28,6 +28,9 @@ bool HasTrouble(int host);
 bool DisksHadTrouble();
 // Whether a power cut came after a sync that was a lie: nothing that was synced need be there.
 bool DisksLost();
+// Whether a server has said that it removed a damaged row. Its statistics say so too, beside figures of this
+// machine, which are not the same in each run of a seed.
+bool RowsWereRemoved();
 // The error of a write to a file that is on no simulated disk; 0: none.
 int WriteError();
 

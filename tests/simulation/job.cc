@@ -63,7 +63,7 @@ class Worker {
       Note(Name() + " of generation " + std::to_string(generation_) + " ends: it was left behind");
     } catch (const Counters::Wrong& wrong) {
       if (left_behind()) return;
-      if (!DisksLost() || !HaveDamage()) FailRun(wrong.what());
+      if (!DisksLost() || !RowsWereRemoved()) FailRun(wrong.what());
       Note(Name() + " starts the job over: " + wrong.what());
       job_->StartOver();
     } catch (const oe::StorageError& error) {
@@ -92,20 +92,6 @@ class Worker {
     Note(Name() + " ends the job: " + text);
     job_->failed_ = true;
     job_->starts_over_ = DisksLost();
-  }
-
-  // Whether a server has found damaged rows and removed them, which it says.
-  bool HaveDamage() {
-    try {
-      uint64_t rows = 0;
-      for (const nlohmann::json& server : client_->Stats()) {
-        for (const nlohmann::json& table : server.at("tables"))
-          rows += table.at("damage").at("quarantined_rows").get<uint64_t>();
-      }
-      return rows > 0;
-    } catch (const oe::ServerLost&) {
-      return true;  // nobody can tell
-    }
   }
 
   std::string Name() const { return "worker " + std::to_string(rank_); }

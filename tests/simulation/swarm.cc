@@ -100,7 +100,7 @@ Swarm DrawSwarm(uint64_t seed) {
   swarm.disk.persistent = random.OneIn(2);
   if (random.OneIn(2)) swarm.disk.sync = random.Between(1, 50) * kMillisecond;
   if (random.OneIn(2)) swarm.disk.fence = random.Between(1, 200) * kMicrosecond;
-  if (random.OneIn(2)) swarm.log_bytes = random.Between(3, 24) << 20;
+  if (random.OneIn(2)) swarm.log_bytes = random.Between(12, 32) << 20;
   return swarm;
 }
 
