@@ -147,6 +147,8 @@ class Checkpoints:
         self._background = Background("checkpoint")
         self._asked = 0.0
         self._in_files: Path | None = None  # the servers' last save or restore
+        # Whether `take_now` leaves the rows in files though there are pools: other servers restore them.
+        self.wants_files: Callable[[], bool] = lambda: False
 
     def upload_to(self, uploads: Uploads, resumed: RunCheckpoint | None) -> None:
         """Upload each checkpoint in files from now on, and the one that the run goes on from."""
@@ -176,7 +178,7 @@ class Checkpoints:
     def take_now(self, position: Position) -> RunCheckpoint:
         """Take a checkpoint and publish it before the return."""
         taken = self._pending is not None and self._pending.position.step == position.step
-        if not self.in_pools or taken:  # pools take each number once
+        if not self.in_pools or taken or self.wants_files():  # pools take each number once
             return self.take_files(position)
         self._pending = None
         return self._publish(self._mark(position, wait=True))

@@ -81,6 +81,8 @@ class Course:
             checkpoints = FollowingCheckpoints(state, client, ranks)
         elif checkpoints is None:
             checkpoints = Checkpoints(options, state, client, ranks)
+        if isinstance(checkpoints, Checkpoints):
+            checkpoints.wants_files = lambda: stop.in_files
         self._run = options
         self._ranks = ranks
         self._client = client
@@ -94,6 +96,7 @@ class Course:
         self._publisher = None if client is None else connect_publisher(options, view.say)
         self._clock = Clock()
         self._ended: float | None = None  # time of the last step's end
+        self.stepped: float | None = None  # the same by the system's clock, which a resumed run has too
         self._due_at = time.monotonic() + self._interval(0.0)  # of the next checkpoint by time
         self._told = MINUTE * options.checkpoint_minutes  # longer intervals are news to the user
         self._timed = 0  # checkpoints that were due by time
@@ -386,7 +389,7 @@ class Course:
         self._publish(lambda _: self.checkpoints.settle(), position, self._next_checkpoint(position))
         new = position.step and (self.saved is None or self.saved.position.step != position.step)
         if self._ranks.stop_requested(self._stop):
-            if new:
+            if new or self._lacks_files():
                 self._take(self.checkpoints.take_now, position)
             raise self.interrupted()
         if self._is_time() and new:
@@ -438,6 +441,7 @@ class Course:
         if self._client is not None:
             self._client.fixed = _FIXED  # models may make their tables in the first step
         self._clock.add(rows)
+        self._note_step()
         at = self.position
         epoch, batch = (at.epoch + 1, 0) if ends_epoch else (at.epoch, at.batch + batches)
         place = at.stream if self._place is None else self._place
@@ -445,6 +449,20 @@ class Course:
         self._offer_weights()
         self._after_step(self.position, self._asked)
         self._evaluate_between(self.position)
+
+    def _note_step(self) -> None:
+        """Note when a step ended; after the first one of a resumed run, also how long training paused."""
+        before, self.stepped = self.stepped, time.time()
+        stopped = self._directory.stopped if before is None and self._run.resume else {}
+        if stopped.get("step") != self._start or not isinstance(stopped.get("stepped"), float):
+            return
+        seconds = round(max(0.0, self.stepped - stopped["stepped"]), 3)
+        servers = {"servers_before": stopped.get("servers"), "servers": len(self._run.servers)}
+        self._directory.event("pause", step=self._start, seconds=seconds, **servers)
+        self._view.say(
+            f"training paused {seconds:.1f} s, from the end of step {self._start} to that of the next one; "
+            f"servers: {servers['servers_before']} before, {servers['servers']} now"
+        )
 
     def _offer_weights(self) -> None:
         """After a step: publish its dense weights for processes that serve the model, if that is due."""
@@ -493,13 +511,17 @@ class Course:
             return Interrupted(Position(), None)
         return Interrupted(self.saved.position, self.saved.path)
 
+    def _lacks_files(self) -> bool:
+        """Whether the latest checkpoint has its rows in pools, and a stop request wants them in files."""
+        return self._stop.in_files and self.saved is not None and self.saved.pool is not None
+
     def stop_here(self) -> None:
         """Between steps, as in an evaluation: take a checkpoint and stop, if that was asked for."""
         if not self._stop or self._ranks.count > 1 or not self.training:
             return
         if self._clock.pending:
             self._log(self.position)
-        if self.saved is None or self.saved.position != self.position:
+        if self.saved is None or self.saved.position != self.position or self._lacks_files():
             self._take(self.checkpoints.take_now, self.position)
         raise self.interrupted()
 

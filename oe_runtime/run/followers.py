@@ -23,6 +23,7 @@ class FollowingDirectory:
 
     def __init__(self, options: RunOptions) -> None:
         self.path = options.run_dir
+        self.stopped: Mapping[str, Any] = {}  # worker 0 knows how the run before ended
 
     def event(self, event: str, **values: Any) -> None:
         """Do nothing: worker 0 writes events."""

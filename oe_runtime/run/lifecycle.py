@@ -107,7 +107,9 @@ def _interrupted(session: Session, interrupted: Interrupted) -> int:
     if resumes and (last := newest(options.run_dir)) is not None:
         path, step = last.path, last.position.step
     if session.directory is not None:
-        session.directory.event("interrupted", step=step, path=None if path is None else str(path))
+        stepped = None if session.course is None else session.course.stepped
+        known = {} if stepped is None else {"stepped": stepped, "servers": len(options.servers)}
+        session.directory.event("interrupted", step=step, path=None if path is None else str(path), **known)
     reason = session.stop.reason
     if options.rank:
         session.screen.say(f"stopped ({reason}); worker 0 says after which step")

@@ -112,6 +112,7 @@ class QueueCourse(Course):
         before = self.position
         position = self.position = replace(before, step=self._shared.report(work, done), epoch=work.epoch)
         self._clock.add((position.step - before.step) * rows)
+        self._note_step()
         self._offer_weights()
         self._view.tick(position.step)
         every, log = self._run.checkpoint_steps, self._run.log_every
@@ -157,7 +158,7 @@ class QueueCourse(Course):
         self._shared.stop_all()
         if self._clock.pending:
             self._log(position)
-        self._save(self.checkpoints.take_now, position)
+        self._save(self.checkpoints.take_now, position, files=self._stop.in_files)
         if self.saved is None:
             return Interrupted(position, None)
         return Interrupted(self.saved.position, self.saved.path)  # with the steps of all workers

@@ -135,12 +135,18 @@ def _tiles(events: Sequence[Event]) -> str:
             "checkpoints not written",
             str(n) if (n := sum(e["event"] == "no_checkpoint" for e in events)) else None,
         ),
+        ("paused for other servers", duration(n) if (n := _paused(events)) else None),
         ("servers lost", str(n) if (n := sum(e["event"] == "server_gone" for e in events)) else None),
     ]
     shown = "".join(
         f"<div><strong>{escape(value)}</strong><span>{name}</span></div>" for name, value in tiles if value
     )
     return f"<section class=tiles>{shown}</section>" if shown else ""
+
+
+def _paused(events: Sequence[Event]) -> float:
+    """Return the seconds in which training paused, between runs with other servers."""
+    return sum(float(e["seconds"]) for e in events if e["event"] == "pause" and _finite(e.get("seconds")))
 
 
 def _charts(events: Sequence[Event]) -> str:
@@ -337,6 +343,10 @@ def _describe(e: Event) -> tuple[str, str, str] | None:
         ),
         "export": lambda: str(get("path")),
         "interrupted": lambda: f"after step {get('step')}",
+        "pause": lambda: (
+            f"{get('seconds')} s from the end of step {get('step')} to that of the next one, "
+            f"{get('servers_before')} servers before and {get('servers')} after"
+        ),
         "error": lambda: str(get("message")),
         "end": lambda: f"{get('steps')} steps, {get('samples_per_s')} samples/s",
     }.get(kind)

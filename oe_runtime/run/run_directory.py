@@ -17,6 +17,7 @@ from oe_runtime.errors import OeError
 from oe_runtime.run import report
 from oe_runtime.run.options import ROW_OPTIONS, RunOptions
 
+_LAST_BYTES = 65536  # of the events before
 TENSORBOARD = "tensorboard"  # tensorboard --logdir RUN_DIR; its plugin xprof shows the traces
 
 
@@ -42,6 +43,7 @@ class RunDirectory:
             raise RunError(f"{self.path} already holds a run; go on with --resume, or name another --run-dir")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.stopped = _last_stop(self._metrics) if options.resume else {}
             # Overwrite the metrics of an earlier attempt without a checkpoint.
             self._file = self._metrics.open("a" if options.resume else "w", encoding="utf-8")
             self._write_config(options)  # a resumed run may train longer or on other servers
@@ -101,6 +103,24 @@ class RunDirectory:
         partial = self.path / ".config.json.part"
         partial.write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
         os.replace(partial, self.path / "config.json")
+
+
+def _last_stop(metrics: Path) -> Mapping[str, Any]:
+    """Return the event with which the run before was stopped; empty if it ended otherwise."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:  # the run was on another host
+        return {}
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+        except ValueError:  # cut off
+            continue
+        if isinstance(event, dict) and event.get("event") in ("interrupted", "error", "end", "start"):
+            return event if event["event"] == "interrupted" else {}
+    return {}
 
 
 class _Scalars:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the end of the parent: finish the step, then stop."""
+"""Ctrl-C, SIGTERM, SIGUSR1 and the end of the parent: finish the step, then stop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+IN_FILES = signal.SIGUSR1  # stop at a checkpoint with its rows in files, which other servers can restore
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, IN_FILES)
 
 
 class StopRequest:
     """Becomes true once the run was asked to stop; a second request ends the process at once.
 
-    A context manager that listens to SIGINT and SIGTERM, and, `with_parent`, to the end of stdin. A thread
-    takes the signals: Python calls no handler while the main thread is in TensorFlow or waits for a server.
+    A context manager that listens to SIGINT, SIGTERM and IN_FILES, and, `with_parent`, to the end of stdin. A
+    thread takes the signals: Python calls no handler while the main thread is in TensorFlow or waits for a
+    server.
     """
 
     def __init__(self, *, with_parent: bool) -> None:
@@ -33,6 +35,7 @@ class StopRequest:
         self._unhurried = 0
         self._write: socket.socket | None = None
         self.reason = ""
+        self.in_files = False  # the last checkpoint's rows are wanted in files
         # What the main thread does at a signal, besides; it may raise.
         self.at_signal: Callable[[], None] = lambda: None
 
@@ -148,17 +151,20 @@ class StopRequest:
     def _take(self, number: int) -> None:
         if number not in _SIGNALS:
             return
-        if self:
+        if number == IN_FILES:
+            self.in_files = True
+        elif self:
             # The second request: the default action, without another checkpoint. `signal.signal` only works
             # in the main thread, which may wait.
             ctypes.CDLL(None).signal(number, None)
             os.kill(os.getpid(), number)
-        self.ask(signal.Signals(number).name)
+        self.ask(_reason(number))
 
     def _heard(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal in the main thread; the watcher hears of one only if it has a handler."""
         if number in _SIGNALS:
-            self.reason = self.reason or signal.Signals(number).name
+            self.reason = self.reason or _reason(number)
+            self.in_files = self.in_files or number == IN_FILES
         self.at_signal()
 
     def _watch_stdin(self) -> None:
@@ -177,3 +183,7 @@ class StopRequest:
         if self._write is not None:
             with contextlib.suppress(OSError):  # the run may be over
                 self._write.send(b"\0")
+
+
+def _reason(number: int) -> str:
+    return "to go on with other servers" if number == IN_FILES else signal.Signals(number).name

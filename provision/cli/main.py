@@ -18,6 +18,7 @@ from provision.cli import (
     checkpoint,
     cost,
     data,
+    elastic,
     inventory,
     jobs,
     lab,
@@ -337,6 +338,9 @@ app.command(rich_help_panel=_TRAIN, epilog=training.RESUME_EXAMPLES, cls=WithScr
 app.command(rich_help_panel=_TRAIN, epilog=training.STATUS_EXAMPLES)(training.status)
 app.command(rich_help_panel=_TRAIN, epilog=training.LOGS_EXAMPLES)(training.logs)
 app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop)
+app.command(rich_help_panel=_TRAIN, epilog=elastic.SCALE_EXAMPLES)(elastic.scale)
+app.command(rich_help_panel=_TRAIN, epilog=elastic.DRAIN_EXAMPLES)(elastic.drain)
+app.command(rich_help_panel=_TRAIN, epilog=elastic.UNDRAIN_EXAMPLES)(elastic.undrain)
 app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAIN)
 app.add_typer(servers.app, name="servers", rich_help_panel=_TRAIN)

@@ -32,7 +32,7 @@ from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey, interpreter, survey
 from provision.inventory import edit as inventory_edit
 from provision.inventory.loader import load
-from provision.jobs import store
+from provision.jobs import drained, store
 from provision.jobs.store import ACTIVE
 from provision.monitoring import stack
 from provision.node.ansible_python import CARRIED
@@ -441,11 +441,26 @@ class _Change:
                 f"[yellow]![/] {len(bad)} host{'s are' if len(bad) > 1 else ' is'} left out for problems: "
                 f"{escape(some(list(bad)))}"
             )
+        self._check_jobs([plan.host for plan in found.pending])
+
+    def _check_jobs(self, changed: Collection[str]) -> None:
+        """Refuse to change the cluster of a running job, except for drained hosts, which it has left."""
+        out = drained.hosts_of(self.state_dir, self.inventory.cluster)
         for job in store.all_jobs(self.state_dir):
-            if job.state().phase in ACTIVE:
-                raise ConvergeError(
-                    f"training job {job.id} is running on this cluster; stop it first: oeprov stop {job.id}"
-                )
+            if job.state().phase not in ACTIVE:
+                continue
+            spec = job.spec()
+            mine = spec.cluster == self.inventory.cluster
+            used = {item.host for item in spec.processes}
+            left = [name for name in changed if name in used or name not in out]
+            if mine and not left:
+                continue
+            way = ""
+            if mine and spec.has_worker:
+                way = f", or keep it running: oeprov drain {left[0]}, then this with --limit {left[0]}"
+            raise ConvergeError(
+                f"training job {job.id} is running on this cluster; stop it first: oeprov stop {job.id}{way}"
+            )
 
     def _has_consent(self, pending: list[Plan]) -> bool:
         """Whether the user agrees: by --consent to each lost object, by --yes or a prompt to the rest."""

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from provision.cluster.errors import OeprovError, did_you_mean
@@ -93,18 +94,20 @@ def plan(
 
 
 def name_unknown_jobs(plans: Mapping[str, Plan], state_dir: Path) -> dict[str, Plan]:
-    """The plans; a problem with a job that another state directory started says so."""
+    """The plans; a problem with a running job says how the job can leave the host, or who started it."""
     known = {job.id for job in store.directories(state_dir)}
 
-    def say_where(match: re.Match[str]) -> str:
+    def say_where(match: re.Match[str], host: str) -> str:
         if match[1] in known:
-            return match[0]
+            return f"{match[0]} (or keep it running without this host: oeprov drain {host})"
         return (
             f"{match[0]} --state-dir DIR, with that of the user who started it; {state_dir} has no such job"
         )
 
     return {
-        name: item._replace(problems=[_STOP.sub(say_where, problem) for problem in item.problems])
+        name: item._replace(
+            problems=[_STOP.sub(partial(say_where, host=name), problem) for problem in item.problems]
+        )
         for name, item in plans.items()
     }
 

@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.hosts import askpass
 from provision.hosts.stop_request import TICK, StopRequest
-from provision.jobs.servers_run import supervisor_of
+from provision.jobs.going_on import supervise
+from provision.jobs.metrics import Event
+from provision.jobs.screen import make_console
 from provision.jobs.store import ACTIVE, Job
 from provision.node import process
 
@@ -62,14 +66,18 @@ def start_and_wait(job: Job, stop_request: StopRequest, stop_command: str) -> No
             raise TrainingError(f"{job.id} does not run: its supervisor has ended; its logs: {job.logs}")
 
 
+@contextmanager
+def _events() -> Iterator[Callable[[Event], None]]:
+    yield lambda event: print(json.dumps(event), flush=True)
+
+
 def main(argv: list[str]) -> int:
     """``python -m provision.jobs.background JOB_DIR [--resume]``."""
     stop = StopRequest()
     with stop.on_signals():
         try:
             job = Job(Path(argv[0]))
-            supervisor = supervisor_of(job)(job, lambda event: print(json.dumps(event), flush=True), stop)
-            outcome = supervisor.run(resume="--resume" in argv[1:])
+            outcome = supervise(job, "--resume" in argv[1:], _events, make_console(), stop)
         except TrainingError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -155,8 +155,11 @@ def check_together(training: TrainingSettings, workers: int) -> None:
         raise TrainingError("--staleness 1 is a part of the pipeline; leave out --no-pipeline")
 
 
-def check(inventory: Inventory, wanted: Request) -> None:
-    """Refuse settings, storage directories and ports that cannot work, as far as this machine knows."""
+def check(inventory: Inventory, wanted: Request, own: Collection[int] = ()) -> None:
+    """Refuse settings, storage directories and ports that cannot work, as far as this machine knows.
+
+    ``own``: ports of this machine that the running job has.
+    """
     hosts = placement.worker_hosts(inventory)
     counts = [wanted.workers or host.worker.count for host in hosts]
     check_together(wanted.training, sum(counts))
@@ -167,11 +170,11 @@ def check(inventory: Inventory, wanted: Request) -> None:
                 f"host {host.name}: worker_port {port}: {count} workers need ports beyond 65535"
             )
         if port and count > 1 and host.is_here:
-            check_free("127.0.0.1", port, count, "worker_port")
-    check_servers(inventory, wanted)
+            check_free("127.0.0.1", port, count, "worker_port", own)
+    check_servers(inventory, wanted, own)
 
 
-def check_servers(inventory: Inventory, wanted: Request) -> None:
+def check_servers(inventory: Inventory, wanted: Request, own: Collection[int] = ()) -> None:
     """Refuse servers whose storage directory or ports cannot be used, as far as this machine knows."""
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
@@ -186,7 +189,7 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
         count, port = servers_of(host, wanted), host.server.port
         check_ports(host, count)
         if port and here:
-            check_free(host.server.host, port, count, "parameter_server_port")
+            check_free(host.server.host, port, count, "parameter_server_port", own)
 
 
 def check_ports(host: Host, count: int) -> None:
@@ -235,9 +238,11 @@ def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
     return str(host.get("address", "")), str(host.get("port", "")), item.storage
 
 
-def check_free(address: str, first: int, count: int, setting: str) -> None:
-    """Refuse ports of this machine that others have."""
+def check_free(address: str, first: int, count: int, setting: str, own: Collection[int] = ()) -> None:
+    """Refuse ports of this machine that others have; not those of ``own``."""
     for port in range(first, first + count):
+        if port in own:
+            continue
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from provision.cluster import flavor_facts
@@ -23,29 +21,31 @@ from provision.hosts.stop_request import TICK, StopRequest
 from provision.hosts.survey import survey
 from provision.jobs import (
     data,
+    drained,
     flavors,
     gpus,
     jobspec,
     later_end,
     placement,
+    preparing,
     readiness,
     request,
+    scale_request,
     script,
     script_delivery,
     store,
 )
-from provision.jobs.backends import containers, endpoint, ssh
+from provision.jobs.backends import containers
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.background import start_detached
 from provision.jobs.ending import result
-from provision.jobs.metrics import MetricsTail
+from provision.jobs.going_on import supervise
 from provision.jobs.placement import Placement
-from provision.jobs.request import LaunchOptions, Request
+from provision.jobs.request import LaunchOptions, Request, ScaleOptions
+from provision.jobs.scale_request import ScaleRequest
 from provision.jobs.screen import JobScreen, say
 from provision.jobs.stopping import stop, wait_for_orphans
-from provision.jobs.store import ACTIVE, Job, JobSpec, JobState, ProcessState
-from provision.jobs.supervisor import Supervisor
-from provision.node import jobfiles
+from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, ProcessState
 from provision.node.state import State
 
 
@@ -62,11 +62,21 @@ class Launch:
     """One launch of a new or a resumed job."""
 
     def __init__(
-        self, inventory: Inventory, options: LaunchOptions, state_dir: Path, screen: JobScreen
+        self,
+        inventory: Inventory,
+        options: LaunchOptions,
+        state_dir: Path,
+        screen: JobScreen,
+        *,
+        drains: str = "",
     ) -> None:
-        self.inventory, self.options, self.state_dir = inventory, options, state_dir
+        """``drains``: a host that is being drained, and so is not left out before that is planned."""
+        self.options, self.state_dir = options, state_dir
         self.screen, self.console = screen, screen.console
         self.stop_request = StopRequest()
+        self.inventory = drained.leave_out(
+            inventory, state_dir, lambda text: say(self.console, text), keep=drains
+        )
 
     def run(self) -> int:
         """The whole launch; the exit code."""
@@ -89,8 +99,7 @@ class Launch:
             if options.detach:
                 start_detached(job, resume)
                 return self._detached(job)
-            with self.screen.follow() as show:
-                outcome = Supervisor(job, show, self.stop_request).run(resume)
+            outcome = supervise(job, resume, self.screen.follow, self.console, self.stop_request)
         self.screen.show_end(job, self.state_dir)
         if self.screen.as_json:
             print(json.dumps(result(job)))
@@ -134,7 +143,14 @@ class Launch:
             wanted = later_end.extended(wanted, end, job.id, inventory.flavor, later_end.trained(job))
         if servers is not None:
             _require_stopped(job, alive, "its number of servers changes")
-        wanted = replace(wanted, workers=workers or wanted.workers, servers=servers or wanted.servers)
+        total = 0 if servers else wanted.total_servers  # --servers is per host
+        wanted = replace(
+            wanted,
+            workers=workers or wanted.workers,
+            servers=servers or wanted.servers,
+            total_servers=total,
+        )
+        inventory = self.inventory = placement.spread(inventory, total)
         states = self._check(wanted)
         with self.console.status(f"waiting for processes of {job.id} that are still ending"):
             wait_for_orphans(job, self.stop_request)
@@ -162,6 +178,7 @@ class Launch:
                 f"[yellow]![/] {left.host} may still have {left.name} of {job.id}, which ends by itself; "
                 f"oeprov destroy removes its files there",
             )
+        self._say_unfinished(job, planned)
         if not saved:
             self.console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
         placed, resumed = self._place(job, states, wanted, fresh=False)
@@ -174,9 +191,10 @@ class Launch:
         # Programs of others have no checkpoint in their pools but those that they report.
         if others or options.consent or (adapted and not saved):
             used = {item.host for item in resumed.processes if item.role == "parameter_server"}
-            if _remove_pools(known, used, self.console) and options.consent:
+            if preparing.remove_pools(known, used, self.console) and options.consent:
                 say(self.console, f"job {job.id}: its rows in persistent memory were removed")
         job.write_spec(resumed)  # last: if this ends before, the next resume sees the old servers too
+        scale_request.remove(job)
         return job, placed, saved
 
     def _job_to_resume(self, longer_asked: bool) -> Job:
@@ -233,14 +251,58 @@ class Launch:
                 )
         return alive, removed
 
-    def _check(self, wanted: Request) -> dict[str, State]:
-        """The hosts' states; TrainingError names the host that is not ready, or another obstacle."""
+    def _say_unfinished(self, job: Job, planned: Placement) -> None:
+        """Tell of a scale in which the launcher died: with how many servers the job resumes."""
+        request = scale_request.read(job)
+        if request is not None and request.phase == "accepted":
+            count = sum(item.role == "parameter_server" for item in planned.processes)
+            say(
+                self.console,
+                f"[yellow]![/] its launcher ended while the job was scaled ({escape(request.words)}): it "
+                f"resumes with {count} servers",
+            )
+
+    def plan_scale(self, job: Job, options: ScaleOptions) -> ScaleRequest:
+        """What the running job goes on with; TrainingError says why it cannot."""
+        spec = job.spec()
+        before = Request.from_job(spec)
+        count = len(servers_by_host(spec.processes))
+        total = count if options.servers is None else options.servers
+        inventory = _with_workers_of(self.inventory, spec)
+        if options.without:
+            inventory = drained.without(inventory, [options.without])
+        self.inventory = placement.spread(inventory, total)
+        first = next(item for item in spec.processes if item.role == "worker")
+        if first.host != placement.worker_hosts(self.inventory)[0].name:
+            raise TrainingError(
+                f"job {job.id} has its checkpoints on host {first.host}, where worker 0 is, and cannot leave "
+                f"it while it runs; stop it: oeprov stop {job.id}"
+            )
+        wanted = replace(script.resumed(job, before, None), servers=0, total_servers=total)
+        own = {int(item.endpoint.rpartition(":")[2] or 0) for item in job.state().processes}
+        states = self._check(wanted, {*own, *_worker_ports(spec)})
+        placed, new = self._place(job, states, wanted, fresh=False)
+        hosts, others = servers_by_host(spec.processes), servers_by_host(new.processes)
+        if hosts == others and not options.without:
+            raise TrainingError(f"job {job.id} runs on {_words(hosts)} already; nothing was changed")
+        units = {name: placed.units.get(name, []) for name in {item.host for item in new.processes}}
+        return ScaleRequest(
+            words=f"{_words(hosts)} → {_words(others)}",
+            spec=new,
+            units=units,
+        )
+
+    def _check(self, wanted: Request, own: Collection[int] = ()) -> dict[str, State]:
+        """The hosts' states; TrainingError names the host that is not ready, or another obstacle.
+
+        ``own``: ports that the running job has.
+        """
         inventory = self.inventory
         flavors.get(inventory.flavor).check_data(inventory, wanted)
         if wanted.on:
             containers.check(inventory, wanted.on)
         states = self.check_hosts(wanted)
-        jobspec.check(inventory, wanted)
+        jobspec.check(inventory, wanted, own)
         data.check(inventory, wanted)
         for line in readiness.differences(inventory, wanted):
             say(self.console, f"[yellow]![/] {escape(line)}")
@@ -284,47 +346,9 @@ class Launch:
 
     def prepare(self, job: Job, placed: Placement) -> None:
         """Make directories and the token on the hosts and start servers; undone after a failure."""
-        fresh, known = self.options.resume is None, Fleet(job, job.spec())
-        # Written before the units start: `oeprov stop` must find them even if this process is killed now.
-        servers = [item for item in placed.processes if item.unit and item.role != "worker"]
-        states = {item.name: item.state(pid=0, started=0) for item in servers}
-        events_from = MetricsTail(job.metrics_file).offset
-        _write(job, "prepared", states, events_from)
-        begun = time.monotonic()
-        hosts = {name: self.inventory.hosts[name] for name in placed.units}
-        with self.console.status("preparing hosts"):
-            refused = placement.unwritable(placed.processes)
-            far = {name: host for name, host in hosts.items() if not host.is_here}
-            answers = {} if refused else known.prepare(far, placed.units, self.stop_request)
-        for name, answer in answers.items():
-            if isinstance(answer, HostError):
-                refused.append(answer)
-                continue
-            for ready in answer["servers"]:
-                where = endpoint(hosts[name].address, str(ready["host"]), int(ready["port"]))
-                update = {"pid": int(ready["pid"]), "started": int(ready["started"]), "endpoint": where}
-                boot = {"boot": str(answer["boot"])}
-                states[ready["name"]] = states[ready["name"]].model_copy(update={**update, **boot})
-        if not (refused or self.stop_request.count):
-            _write(job, "prepared", states, events_from)
-            try:
-                took = time.monotonic() - begun
-                self.console.print(f"[green]✓[/] job {job.id}: {', '.join(hosts)} prepared ({took:.1f} s)")
-                for item in states.values():
-                    where = f"{item.name} on {item.host} listens on {item.endpoint} (pid {item.pid})"
-                    say(self.console, f"[green]✓[/] {where}")
-            except OSError:  # the reader of our output is gone, and nothing would supervise the servers
-                _undo(job, self.console, (), fresh=fresh)
-                raise
-            return
-        foreign = _taken(answers)
-        if fresh and (foreign or not answers):  # hosts that were not asked have nothing of this job
-            foreign += [name for name in far if name not in answers]
-        left = _undo(job, self.console, foreign, fresh=fresh)
-        if self.stop_request.count:
-            raise Interrupted(f"stopped before training began; nothing was started{left}")
-        words = "; ".join(f"host {item.host}: {item.reason}" for item in refused)
-        raise TrainingError(f"the hosts could not be prepared: {words}{left}")
+        far = {name: host for name in placed.units if not (host := self.inventory.hosts[name]).is_here}
+        fresh = self.options.resume is None
+        preparing.prepare(job, placed.units, far, self.console, self.stop_request, fresh=fresh)
 
     def _detached(self, job: Job) -> int:
         """Wait until the supervisor in the background has started the workers, or failed."""
@@ -369,38 +393,6 @@ def _check_rows(job: Job) -> None:
         )
 
 
-def _remove_pools(old: Fleet, used: Collection[str], console: Console) -> bool:
-    """Remove the rows of a job's former servers, which files have, or whose loss the user has agreed to.
-
-    Also where a new server takes their place: if this process is killed before that begins, the next resume
-    finds as many servers as it starts, and would recover these rows. So TrainingError where rows stay on one
-    of the hosts ``used`` by new servers; on other hosts, a warning. Whether all were removed.
-    """
-    for process in old.spec.processes:
-        old.job.remove_pools(process)
-        if old.job.has_rows(process):
-            raise TrainingError(
-                f"{process.pools}, with rows of former servers, could not be removed, and nothing was "
-                "started; check whether a server uses it, and who may write there"
-            )
-    errors = []
-    unused = [item for item in old.processes.values() if item.pools]
-    for error in old.remove_pools(unused):
-        errors.append(error)
-        paths = " ".join(shlex.quote(item.pools) for item in unused if item.host == error.host)
-        if error.host in used:
-            raise TrainingError(
-                f"{error.host}: {error.reason}; rows of former servers stay there, and nothing was started; "
-                f"try again, or remove them, as root there: rm -r {paths}"
-            )
-        say(
-            console,
-            f"[yellow]![/] {error.host}: {error.reason}; unused rows of former servers stay there; to remove "
-            f"them, as root there: rm -r {paths}",
-        )
-    return not errors
-
-
 def require_training(spec: JobSpec) -> None:
     """TrainingError for a job that has no training to resume."""
     if spec.is_serving:
@@ -413,6 +405,37 @@ def require_training(spec: JobSpec) -> None:
             f"{spec.id} are parameter servers alone, which have no training to resume; to start them "
             f"again: oeprov servers up --resume {spec.id}"
         )
+
+
+def servers_by_host(processes: Sequence[ProcessSpec]) -> list[tuple[str, str]]:
+    """Each server's name with its host."""
+    return [(item.name, item.host) for item in processes if item.role == "parameter_server"]
+
+
+def _words(servers: Sequence[tuple[str, str]]) -> str:
+    """How many servers there are, and on which hosts."""
+    hosts = ", ".join(dict.fromkeys(host for _, host in servers))
+    return f"{len(servers)} server{'' if len(servers) == 1 else 's'} on {hosts}"
+
+
+def _with_workers_of(inventory: Inventory, spec: JobSpec) -> Inventory:
+    """The inventory with those workers' hosts only that the job has."""
+    used = {item.host for item in spec.processes if item.role == "worker"}
+    workers = [name for name in inventory.workers if name in used]
+    kept = {*workers, *inventory.parameter_servers}
+    hosts = {name: host for name, host in inventory.hosts.items() if name in kept}
+    return replace(inventory, hosts=hosts, workers=workers)
+
+
+def _worker_ports(spec: JobSpec) -> set[int]:
+    """The ports that the job's workers have on this machine, as far as its file says."""
+    ports = set()
+    for item in spec.processes:
+        if item.role == "worker" and "--workers" in item.argv:
+            places = item.argv[item.argv.index("--workers") + 1].split(",")
+            found = [place.rpartition(":")[2] for place in places]
+            ports |= {int(port) for port in found if port.isdigit()}
+    return ports
 
 
 def require_own(spec: JobSpec, inventory: Inventory) -> None:
@@ -455,52 +478,3 @@ def _changes_server_count(job: Job, old: JobSpec, new: Placement, *, moves: bool
             "training_export_checkpoints: N)"
         )
     return pools is None
-
-
-def _write(
-    job: Job, phase: store.Phase, units: Mapping[str, ProcessState], events_from: int, message: str = ""
-) -> None:
-    processes = list(units.values())
-    job.write_state(
-        JobState.supervised_here(phase=phase, processes=processes, message=message, events_from=events_from)
-    )
-
-
-def _taken(answers: Mapping[str, ssh.Answer | HostError]) -> list[str]:
-    """The hosts that have another job with this id."""
-    return [
-        name
-        for name, answer in answers.items()
-        if isinstance(answer, HostError) and jobfiles.TAKEN in answer.reason
-    ]
-
-
-def _undo(job: Job, console: Console, foreign: Collection[str], *, fresh: bool) -> str:
-    """Stop and remove what was started; the end of a message with the hosts where that failed.
-
-    ``foreign``: hosts where all that has this job's id may be another job's. Others may say so only now.
-    """
-    spec, state = job.spec().model_copy(update={"foreign": list(foreign)}), job.state()
-    if fresh:  # so that neither `oeprov stop` nor `jobs rm` goes there
-        job.write_spec(spec)
-    hosts = Fleet(job, spec)
-    with console.status("stopping what was started"):
-        answers = hosts.stop(spec.server_role, keep_pools=not fresh)
-        others = hosts.stop("worker") if fresh else {}
-    if taken := {*_taken(answers), *_taken(others)}:
-        foreign = [*foreign, *sorted(taken)]
-        answers, others = (
-            {name: answer for name, answer in found.items() if name not in taken}
-            for found in (answers, others)
-        )
-        if fresh:
-            job.write_spec(spec.model_copy(update={"foreign": foreign}))
-    left = "; ".join(words for words in (ssh.message_of(answers), ssh.message_of(others)) if words)
-    if fresh and not left:
-        shutil.rmtree(job.directory)
-        return ""
-    message = "its hosts could not be prepared"
-    mine = [item for item in state.processes if item.host not in foreign]
-    ended = {item.name: item for item in ssh.ended(mine, answers)}
-    _write(job, "interrupted", ended, state.events_from, message)
-    return f"; {left}; when it answers again: oeprov stop {job.id}" if left else ""

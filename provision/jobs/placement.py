@@ -30,6 +30,7 @@ from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS,
 from provision.node import numa
 from provision.node.state import State
 
+MOST_SERVERS = 64  # on one host, as ServerSettings says
 LEAST_POOL_CHECKPOINTS = 2  # one is kept until the next is durable
 
 
@@ -55,6 +56,31 @@ def worker_hosts(inventory: Inventory) -> list[Host]:
             )
         check_connection(host)
     return workers
+
+
+def spread(inventory: Inventory, total: int) -> Inventory:
+    """The inventory with ``total`` servers in all (0: as it is), the same number per host or one more.
+
+    Hosts that get none and have no worker are left out. TrainingError for more than the hosts may have.
+    """
+    if not total:
+        return inventory
+    names = inventory.parameter_servers
+    if total > len(names) * MOST_SERVERS:
+        raise TrainingError(
+            f"--servers: found {total}; the hosts of group parameter_servers in {inventory.path} may have "
+            f"{len(names) * MOST_SERVERS} in all, {MOST_SERVERS} each; nothing was changed"
+        )
+    counts = {name: total // len(names) + (place < total % len(names)) for place, name in enumerate(names)}
+    hosts = dict(inventory.hosts)
+    for name, count in counts.items():
+        host = hosts[name]
+        given = host.given | {"parameter_server_count"}
+        if count:
+            hosts[name] = replace(host, server=host.server.model_copy(update={"count": count}), given=given)
+        elif name not in inventory.workers:
+            del hosts[name]
+    return replace(inventory, hosts=hosts, parameter_servers=[name for name in names if counts[name]])
 
 
 def check_connection(host: Host) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -50,6 +50,15 @@ class LaunchOptions:
         """The given options that change what is trained, by name."""
         own = {"run_name": self.run_name, "on": self.on, "script_arguments": self.script_arguments}
         return {**self.settings, **{name: value for name, value in own.items() if value is not None}}
+
+
+@dataclass(frozen=True)
+class ScaleOptions:
+    """What is asked of a running job's servers."""
+
+    confirm: Callable[[str], bool]  # asks the user; TrainingError where that is impossible
+    servers: int | None = None  # in all; None: as many as now
+    without: str = ""  # a host that the job is to leave
 
 
 @dataclass(frozen=True)
@@ -103,10 +112,12 @@ class Request:
     workers: int  # per host; 0: as its inventory says
     name: str
     on: str = ""  # an engine of containers; empty: processes
+    total_servers: int = 0  # in all, spread over the hosts, as `oeprov scale` says; 0: ``servers`` per host
 
     def settings(self) -> dict[str, Any]:
         """For the job file."""
         names = ("storage", "storage_cache", "servers", "workers", *(["on"] if self.on else []))
+        names += ("total_servers",) if self.total_servers else ()
         # Of a job with a script, what the script decides is not known here.
         unknown = set(MODEL_SETTINGS if self.training.script else ("script", "script_arguments"))
         settings = self.training.model_dump(mode="json", exclude=unknown)
@@ -120,7 +131,9 @@ class Request:
             storage, servers = str(values.pop("storage")), int(values.pop("servers"))
             cache = int(values.pop("storage_cache", 0))  # jobs of earlier versions have none
             workers, on = int(values.pop("workers", 0)), str(values.pop("on", ""))
-            return cls(TrainingSettings.model_validate(values), storage, cache, servers, workers, spec.id, on)
+            total = int(values.pop("total_servers", 0))
+            training = TrainingSettings.model_validate(values)
+            return cls(training, storage, cache, servers, workers, spec.id, on, total)
         except (KeyError, ValueError) as error:
             raise TrainingError(f"job {spec.id}: its job.json has unusable settings: {error}") from None
 

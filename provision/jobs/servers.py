@@ -12,7 +12,7 @@ from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.hosts.journal import cluster_lock
-from provision.jobs import jobspec, launching, placement, readiness, stopping, store
+from provision.jobs import drained, jobspec, launching, placement, readiness, stopping, store
 from provision.jobs.backends import units
 from provision.jobs.background import start_and_wait
 from provision.jobs.request import LaunchOptions, Request, flag
@@ -32,6 +32,7 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen:
         raise TrainingError(f"runtime_flavor: {inventory.flavor} has no servers that others could use")
     if not inventory.parameter_servers:
         raise TrainingError(f"{inventory.path}: there is no host of group parameter_servers")
+    inventory = drained.leave_out(inventory, state_dir)  # which the launch tells of
     hosts = {name: inventory.hosts[name] for name in inventory.parameter_servers}
     alone = replace(inventory, hosts=hosts, workers=[])
     wanted = jobspec.server_request(alone, options)

@@ -40,8 +40,8 @@ SERVERS, WORKERS = "{servers}", "{workers}"
 # Environment variables of a script's worker on its host; each start of the workers sets them anew.
 LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 Role = Literal["parameter_server", "worker", "replica"]
-Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
-ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
+Phase = Literal["prepared", "starting", "running", "scaling", "stopping", "done", "failed", "interrupted"]
+ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "scaling", "stopping"})
 RESULTS = ("export", "report.html")  # that a run leaves at its end
 DONE = "training is done"
 STOPPED = "the servers were stopped"  # of a job without workers

@@ -11,16 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from provision.cluster.errors import TrainingError
 from provision.hosts.stop_request import TICK, StopRequest
-from provision.jobs import worker_group
+from provision.jobs import scale_request, worker_group
 from provision.jobs.backends import Process, Refused, Stopped
 from provision.jobs.backends.units import WORKER_LOST
 from provision.jobs.ending import newest_checkpoint
 from provision.jobs.job_run import JobRun, Limits
 from provision.jobs.metrics import Event, MetricsTail, summary
+from provision.jobs.scale_request import ScaleRequest
 from provision.jobs.server_group import ServerGroup
 from provision.jobs.store import DONE, Job, JobState, Phase
 from provision.jobs.worker_group import WorkerGroup
+
+_STEPPED = ("step", "checkpoint", "server_back")  # events of workers that have begun to train
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Outcome:
     phase: Literal["done", "failed", "interrupted"]
     message: str
     exit_code: int
+    goes_on: ScaleRequest | None = None  # with other servers, from the checkpoint at which it was stopped
 
 
 class Supervisor:
@@ -51,6 +56,7 @@ class Supervisor:
         self.workers = WorkerGroup(self.job_run)
         self.events_from = prepared.events_from
         self.phase: Phase = "starting"
+        self._seen_request = 0  # when that was written
 
     def run(self, resume: bool = False) -> Outcome:
         """Start everything, wait for the end, stop everything; ``state.json`` says how far it is."""
@@ -76,8 +82,10 @@ class Supervisor:
             left = "; ".join(filter(None, (left, self.servers.stop(outcome.message, keep_pools=keep))))
             if left:
                 message = f"{outcome.message}; {left}; when it answers again: oeprov stop {self.job.id}"
-                outcome = replace(outcome, message=message)
-            self._write(outcome.phase, outcome.message)
+                outcome = replace(outcome, message=message, goes_on=None)  # part of it may still run there
+            if self.stop.count or not self.last.get("interrupted", {}).get("path"):
+                outcome = replace(outcome, goes_on=None)
+            self._write("scaling" if outcome.goes_on else outcome.phase, outcome.message)
         return outcome
 
     def _run(self, resume: bool) -> Outcome:
@@ -109,6 +117,8 @@ class Supervisor:
             if not self.servers.restart_lost():
                 return outcome
             resume = True
+            for kind in _STEPPED:
+                self.last.pop(kind, None)  # of the workers before
 
     def _may_restart(self, outcome: Outcome) -> bool:
         """Whether workers may restart: one of several or a server was lost, without a user's mistake.
@@ -145,6 +155,10 @@ class Supervisor:
             if self.stop.wait(TICK):
                 self._drain()
                 break
+            if (request := self._accepted_request()) is not None:
+                self._stop_to_scale(request)
+                outcome = self._ended()
+                return replace(outcome, goes_on=request) if outcome.phase == "interrupted" else outcome
             for server in self.servers.lost():
                 if not self.servers.restart(server):
                     return self._server_lost(server)
@@ -156,6 +170,48 @@ class Supervisor:
         self.job_run.emit({"event": "stopping", "again": "ends it at once, without a checkpoint"})
         self.workers.signal(signal.SIGTERM)
         if not self.workers.wait(self.limits.checkpoint):
+            self.workers.kill()
+
+    def _accepted_request(self) -> ScaleRequest | None:
+        """A new request to go on with other servers; None without one, or if it was refused."""
+        seen, self._seen_request = self._seen_request, scale_request.modified(self.job)
+        if seen == self._seen_request:
+            return None
+        try:
+            request = scale_request.read(self.job)
+        except TrainingError as error:
+            self.job_run.emit({"event": "trouble", "message": str(error)})
+            return None
+        if request is None or request.phase != "asked":
+            return None
+        self.job_run.read_events()
+        why = self._why_not_now()
+        answered = scale_request.write(self.job, request, phase="refused" if why else "accepted", message=why)
+        return None if why else answered
+
+    def _why_not_now(self) -> str:
+        """Why training cannot be stopped now to go on with other servers; empty if it can."""
+        job = self.job.id
+        if "trained" in self.last:
+            return f"job {job} has made its last step; it needs no other servers"
+        if waiting := summary(self.job.metrics_file).waiting:
+            return f"job {job} waits for a lost server ({waiting}); scale it when training goes on"
+        if self.servers.lost():
+            return f"a server of job {job} was lost and is being restarted; scale it when training goes on"
+        if not any(kind in self.last for kind in _STEPPED):
+            return f"job {job} has reported no step since its workers started; try again once it has"
+        return ""
+
+    def _stop_to_scale(self, request: ScaleRequest) -> None:
+        """Let the workers finish their step and write a checkpoint with its rows in files.
+
+        A stop request meanwhile ends the job at that checkpoint; a second one kills the workers.
+        """
+        self._write("scaling", request.words)
+        self.job_run.emit({"event": "scaling", "message": request.words})
+        self.workers.signal(scale_request.SIGNAL)
+        seconds = self.limits.checkpoint
+        if not self.workers.wait(seconds) and not (self.stop.count == 1 and self.workers.wait(seconds)):
             self.workers.kill()
 
     def _ended(self) -> Outcome:

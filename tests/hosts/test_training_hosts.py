@@ -697,6 +697,55 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     cluster.assert_clean()
 
 
+def test_a_running_job_leaves_a_drained_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its worker, on the other host, goes on with two servers there; the next launch leaves the host out."""
+    one, two = cluster.hosts
+    cluster.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
+    assert cluster.launch(detach=True) == 0
+    job = cluster.job()
+    assert [host for _, host in launching.servers_by_host(job.spec().processes)] == [one.name, two.name]
+    wait_for(lambda: cluster.report()["step"] == 3, 60)
+    flags = ["-i", str(cluster.directory / "inventory.yml"), "--state-dir", str(cluster.state_dir)]
+    capsys.readouterr()
+    assert main.run(["drain", one.name, "--yes", *flags]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"2 servers on {one.name}, {two.name} → 2 servers on {two.name} from step 3" in shown
+    assert "training paused 1.2 s" in shown
+    assert [host for _, host in launching.servers_by_host(job.spec().processes)] == [two.name] * 2
+    wait_for(lambda: job.state().phase == "done", 60)
+    events = [json.loads(line) for line in job.metrics_file.read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == [*range(1, 9)]
+    cluster.tell(two, f"rm -r /var/lib/oeprov/jobs/{job.id}")
+    cluster.assert_clean()
+
+    assert cluster.launch(detach=True) == 0
+    left = cluster.job()
+    assert {item.host for item in left.spec().processes} == {two.name}
+    assert cluster.stop() == 0
+    cluster.tell(two, f"rm -r /var/lib/oeprov/jobs/{left.id}")
+    assert main.run(["undrain", one.name, *flags]) == 0
+
+
+def test_a_host_whose_servers_do_not_start_leaves_the_job_as_it_was(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = cluster.hosts
+    cluster.servers = [one]
+    assert cluster.launch(detach=True) == 0
+    job = cluster.job()
+    until(job.run_dir / "waiting")
+    cluster.servers = [one, two]
+    cluster.inventory()
+    two.enter("sh", "-c", "echo no room > /run/refuse")
+    assert main.run(["scale", "--servers", "2", "--yes", "--state-dir", str(cluster.state_dir)]) == 1
+    said = capsys.readouterr().err
+    assert "no room" in said
+    assert "the job goes on with its servers as before" in said
+    wait_for(lambda: job.state().phase == "done", 60)
+    assert [host for _, host in launching.servers_by_host(job.spec().processes)] == [one.name]
+    cluster.assert_clean()
+
+
 def test_replicas_where_the_run_is(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     two = cluster.hosts[1]
     cluster.servers = [cluster.hosts[0]]

@@ -47,6 +47,8 @@ def save(step):
     say("checkpoint", step=step, path=path, seconds=0.01)
     return path
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
+scaled = os.path.join(run, "scaled")
+signal.signal(signal.SIGUSR1, lambda *_: (open(scaled, "w").close(), stop.set()))
 threading.Thread(target=lambda: (os.read(0, 1), stop.set()), daemon=True).start()
 first = 0
 if resume:
@@ -56,6 +58,9 @@ if resume:
     say("resume", step=first, path="x")
 for step in range(first + 1, 9):
     say("step", step=step, epoch=0, loss=1.0 / step, auc=0.5 + step / 100, samples_per_s=1000.0, eta_s=1.0)
+    if resume and os.path.exists(scaled):
+        os.remove(scaled)
+        say("pause", step=first, seconds=1.25, servers_before=2, servers=len(servers.split(",")))
     if step == 2:
         save(step)
     if step == 3 and not resume:

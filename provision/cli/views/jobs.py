@@ -12,7 +12,7 @@ from rich.table import Table
 from provision.cli.views import pods
 from provision.cluster.errors import TrainingError
 from provision.cluster.state_directory import state_flag
-from provision.jobs import observing, store
+from provision.jobs import drained, observing, store
 from provision.jobs.backends import registry
 from provision.jobs.metrics import duration, number
 from provision.jobs.screen import STYLE, make_console, say
@@ -40,9 +40,16 @@ def status(
         )
     if name and reports and reports[0]["state"] == "unreadable":
         raise TrainingError(reports[0]["message"])
+    out = {name: hosts for name, hosts in drained.read(state_dir).items() if cluster in (None, name)}
     if as_json:
-        print(json.dumps({"jobs": [*reports, *clusters]}))
+        print(json.dumps({"jobs": [*reports, *clusters], "drained": out}))
         return 0
+    for name, hosts in out.items():
+        for host, since in hosts.items():
+            say(
+                console,
+                f"[yellow]![/] host {host} of cluster {name} is drained, since {since}",
+            )
     pods.show(clusters, console, state_flag(state_dir))
     if clusters and not reports:
         return 0

@@ -128,6 +128,8 @@ _LINES = {
     "export": "[green]✓[/] exported the model to {path}",
     "stopping": "[yellow]stopping:[/] workers finish their step and write a checkpoint "
     "(Ctrl-C again stops them at once, without one)",
+    "scaling": "[yellow]scaling:[/] {message}; workers finish their step and write a checkpoint",
+    "pause": "[green]✓[/] paused {seconds} s after step {step}; servers: {servers_before} → {servers}",
     "host_stopped": "{line}",
     "trouble": "[yellow]![/] {message}",
     "server_restarted": "[green]✓[/] {name} on {host} was restarted (pid {pid})",

@@ -3,7 +3,7 @@
 
 const PERIOD = 1000; // milliseconds between requests
 const STALE = 2; // failed requests after which the page says so
-const ACTIVE = ["prepared", "starting", "running", "stopping"];
+const ACTIVE = ["prepared", "starting", "running", "scaling", "stopping"];
 const LOOK = { done: "good", failed: "bad", unreadable: "bad", interrupted: "wait" };
 
 const PAGE = 50; // hosts in the table at once

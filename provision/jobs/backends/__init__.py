@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from provision.hosts.stop_request import StopRequest
     from provision.jobs.backends.units import Place
     from provision.jobs.holding import Holding
-    from provision.jobs.request import LaunchOptions, ServeOptions
+    from provision.jobs.request import LaunchOptions, ScaleOptions, ServeOptions
     from provision.jobs.screen import JobScreen
     from provision.jobs.script_files import ScriptFiles
     from provision.jobs.store import Job, ProcessSpec, ProcessState
@@ -63,6 +63,20 @@ class Backend(Protocol):
 
     def stop(self, job: Job, *, state_dir: Path, screen: JobScreen) -> int:
         """Let the workers write a checkpoint, then end all processes; the exit code."""
+
+    def scale(
+        self,
+        job: Job,
+        inventory: Callable[[], Inventory],
+        options: ScaleOptions,
+        *,
+        state_dir: Path,
+        screen: JobScreen,
+    ) -> int:
+        """Let a running job go on with other servers, from a checkpoint between two steps; the exit code.
+
+        TrainingError where that cannot be, and nothing was changed.
+        """
 
     def logs(self, job: Job, *, process: str | None, follow: bool, lines: int) -> int:
         """Print the logs of the job's processes; the exit code."""

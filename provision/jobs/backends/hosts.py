@@ -12,7 +12,7 @@ from provision.jobs.backends import units
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.holding import Holding, disk_bytes
 from provision.jobs.metrics import summary
-from provision.jobs.request import LaunchOptions, ServeOptions
+from provision.jobs.request import LaunchOptions, ScaleOptions, ServeOptions
 from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job
 
@@ -44,6 +44,20 @@ def resume(
 
     launching.require_training(job.spec())
     return launching.launch(inventory(), options, state_dir=state_dir, screen=screen)
+
+
+def scale(
+    job: Job,
+    inventory: Callable[[], Inventory],
+    options: ScaleOptions,
+    *,
+    state_dir: Path,
+    screen: JobScreen,
+) -> int:
+    """See ``Backend``."""
+    from provision.jobs import scaling
+
+    return scaling.scale(job, inventory, options, state_dir=state_dir, screen=screen)
 
 
 def serve(job: Job, options: ServeOptions, *, state_dir: Path, screen: JobScreen) -> Job:

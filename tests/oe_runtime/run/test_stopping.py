@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -62,6 +64,17 @@ def test_a_stop_request_wakes_the_watcher(stop: StopRequest) -> None:
         time.sleep(0.2)  # the watcher sleeps, without an end
         stop.ask("the loss does not fall")
         assert ended(stop, 10)
+
+
+def test_the_signal_to_go_on_with_other_servers_wants_files_and_is_a_stop_request(stop: StopRequest) -> None:
+    """However often it comes: only a second request of another kind ends the process."""
+    stop.limit(0, None)
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    stop.wait(10)
+    assert stop
+    assert stop.in_files
+    assert stop.reason == "to go on with other servers"
 
 
 def test_a_sum_of_all_workers_is_a_wait(stop: StopRequest) -> None:

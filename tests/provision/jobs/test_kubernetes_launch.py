@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 from fake_cluster import Document, FakeCluster, all_jobs
-from test_kubernetes_manifests import inventory_file
+from test_kubernetes_manifests import VARIANTS, inventory_file
 
 from provision.cli import main as cli
+from provision.cli.views.training import JobTerminal
+from provision.cluster.errors import TrainingError
+from provision.hosts.stop_request import StopRequest
 from provision.jobs import store
 from provision.jobs.backends.kubernetes import follow, record, run
+from provision.jobs.backends.kubernetes.api import Api
 from provision.jobs.store import jobs_dir
 
 pytest.importorskip("kubernetes")
@@ -270,6 +274,66 @@ def test_a_job_without_volumes_resumes_with_other_numbers_of_servers(
     assert oeprov("resume", "--servers", "2", "--detach") == 0
     (job,) = all_jobs(tmp_path / "state")
     assert record.read(job).servers == 4
+
+
+def test_a_running_job_goes_on_with_other_servers(
+    cluster: FakeCluster,
+    oeprov: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who follows it goes on following; objects that the cluster would refuse leave it as it was."""
+    cluster.errors = ["training paused 4.2 s, from the end of step 40 to that of the next one"]
+    assert oeprov("launch-training", "--detach", variables=VARIANTS["dram"]) == 0
+    (job,) = all_jobs(tmp_path / "state")
+    before = record.read(job)
+    scale = ("scale", "--yes", "--servers")
+    assert oeprov(*scale, str(before.servers)) == 1
+    assert f"runs on {before.servers} servers already; nothing was changed" in capsys.readouterr().err
+
+    def refuse(*_: object) -> None:
+        raise TrainingError("the cluster would refuse StatefulSet")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.checks, "rehearse", refuse)
+        assert oeprov(*scale, "4") == 1
+    assert "refuse StatefulSet; job" in (said := capsys.readouterr().err)
+    assert "goes on with its servers as before" in said
+    assert (record.read(job).phase, record.read(job).servers) == ("running", before.servers)
+
+    stop = StopRequest()
+    watcher = run._Run(Api(before.context), job, JobTerminal(), tmp_path / "state", stop)
+    thread = threading.Thread(target=watcher._watch)
+    thread.start()
+    capsys.readouterr()
+    assert oeprov(*scale, "4") == 0
+    assert f"{job.id}: {before.servers} → 4 servers; training paused 4.2 s" in capsys.readouterr().out
+    now = record.read(job)
+    assert (now.phase, now.servers, now.scales) == ("running", 4, 2)
+    sets = [item for item in cluster.objects.values() if item.get("kind") == "StatefulSet"]
+    assert [item["spec"]["replicas"] for item in sets] == [4]
+    until(lambda: watcher.record.servers == 4)
+    assert thread.is_alive()
+    stop.ask()  # as Ctrl-C where it is followed
+    thread.join()
+    assert states(tmp_path) == ["interrupted"]
+    assert oeprov(*scale, "3") == 1
+    assert "is not running: it is interrupted" in capsys.readouterr().err
+
+
+def test_a_job_with_rows_in_volumes_is_not_scaled(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert oeprov("launch-training", "--detach") == 0
+    assert oeprov("scale", "--servers", "2", "--yes") == 1
+    assert "has a server for each of 3 local volumes, and no more or fewer" in capsys.readouterr().err
+    assert states(tmp_path) == ["running"]
+    (job,) = all_jobs(tmp_path / "state")
+    dead = {"phase": "scaling", "message": "3 → 2 servers", "scaler": (os.getpid(), 1)}
+    record.write(job, record.read(job).model_copy(update=dead))
+    assert record.read(job).phase == "interrupted"
+    assert "`oeprov scale` was killed (3 → 2 servers)" in record.read(job).message
 
 
 def test_a_job_resumes_with_its_manifests_as_they_were_changed_by_hand(

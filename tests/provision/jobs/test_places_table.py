@@ -161,6 +161,18 @@ def resumes(*options: str) -> Callable[[Place, str], None]:
     return check
 
 
+def scales(place: Place, _: str) -> None:
+    """A job that runs; and one that does not is refused before anything is asked."""
+    words = ["scale", place.job.id, "--servers", "3", "--yes"]
+    assert "is not running: it is interrupted; nothing was changed" in place.oeprov(*words)
+    if place.name == "kubernetes":
+        record.write(place.job, record.read(place.job).model_copy(update={"phase": "running"}))
+    else:
+        place.job.write_state(JobState.supervised_here(phase="running"))
+    said = place.oeprov(*words)
+    assert SILENT in said, said
+
+
 def is_fetched(place: Place, cell: str) -> None:
     results = registry.backend_of(place.job).results(place.job)
     if cell.startswith("no"):
@@ -199,6 +211,7 @@ CHECKS: dict[str, Callable[[Place, str], None]] = {
     "`resume`": resumes(),
     "`resume --epochs`, `--steps`": resumes("--epochs", "9", "--steps", "99"),
     "`resume --workers`": resumes("--workers", "2"),
+    "`scale`": scales,
     "`resume --servers`": resumes("--servers", "3"),
     "`fetch`, `serve-export`, `checkpoint JOB`": is_fetched,
     "`serve`, `serve rollback`": is_served,

@@ -160,6 +160,82 @@ def test_every_way_to_end_early_can_be_resumed(cluster: Cluster) -> None:
     assert_no_orphans(job)
 
 
+WAITING = """
+import os, sys, time
+import torch
+from clicks import ITEMS, USERS, clicks
+import oe_runtime.job as job
+import oe_runtime.torch as embed
+
+losses, *waits = sys.argv[1:]  # steps in which it waits until LOSSES.STEP is there
+torch.manual_seed(0)
+inputs, labels = clicks(6000)
+user, item = (torch.from_numpy(inputs[name][:, 0]) for name in ("user", "item"))
+data = torch.utils.data.TensorDataset(user, item, torch.from_numpy(labels))
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = torch.nn.Embedding(USERS, 8), torch.nn.Embedding(ITEMS, 8)
+        self.dense = torch.nn.Linear(16, 1)
+
+    def forward(self, user, item):
+        return self.dense(torch.cat([self.users(user), self.items(item)], 1))
+
+model = embed.distributed_model(Model(), job.client())
+optimizer = embed.distributed_optimizer(torch.optim.Adagrad(model.parameters(), 0.1), model)
+step = sum(1 for _ in open(losses)) if os.path.exists(losses) else 0
+with job.training(model, optimizer) as loop:
+    for epoch in loop.epochs(1):
+        for user, item, label in loop.batches(torch.utils.data.DataLoader(data, batch_size=100)):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(model(user, item), label)
+            loss.backward()
+            optimizer.step()
+            step += 1
+            with open(losses, "a") as file:
+                print(step, loss.item().hex(), file=file)
+            while str(step) in waits and not os.path.exists(f"{losses}.{step}"):
+                time.sleep(0.02)
+            job.step(loss=loss)
+"""
+
+
+def test_a_scaled_job_has_the_losses_of_an_undisturbed_one(cluster: Cluster) -> None:
+    """From two servers to three and to one, with rows in pools: to the bit, each step once, one launcher."""
+    pytest.importorskip("torch")
+    lines = (cluster.directory / "local.yml").read_text().splitlines(keepends=True)
+    plain = "".join(line for line in lines if not line.lstrip().startswith("training_"))
+    (cluster.directory / "script.yml").write_text(plain)
+    (cluster.directory / "clicks.py").write_text((REPOSITORY / "examples/clicks.py").read_text())
+    (cluster.directory / "waiting.py").write_text(WAITING)
+    cluster.run("bootstrap", "-i", "script.yml", "--yes")
+    words = ["launch-training", "-i", "script.yml", "--script", "waiting.py", "--checkpoint-steps", "5"]
+    whole, disturbed = cluster.directory / "whole", cluster.directory / "disturbed"
+    cluster.run(*words, "--name", "undisturbed", "--", str(whole))
+    command = cluster.start(*words, "--name", "scaled", "--", str(disturbed), "20", "40")
+    (path,) = wait_for(lambda: list(cluster.directory.glob(".oeprov/jobs/scaled-*/job.json")), command)
+    job = Job(path.parent)
+    for step, servers in ((20, 3), (40, 1)):
+        wait_for(lambda last=step: disturbed.exists() and f"\n{last} " in disturbed.read_text(), command)
+        scale = cluster.start("scale", job.id, "--servers", str(servers), "--yes")
+        wait_for(lambda: job.state().phase == "scaling", scale)
+        Path(f"{disturbed}.{step}").touch()
+        assert "; training paused " in cluster.finish(scale, 0).splitlines()[-1]
+    out = cluster.finish(command, 0)
+    assert "servers: 3 → 1" in out
+    assert disturbed.read_text() == whole.read_text(), "each step once, with the same loss"
+    assert len(whole.read_text().splitlines()) == 60
+    pauses = events(job, "pause")
+    assert [(event["step"], event["servers_before"], event["servers"]) for event in pauses] == [
+        (20, 2, 3),
+        (40, 3, 1),
+    ]
+    assert all(0 < event["seconds"] < SECONDS for event in pauses)
+    assert "paused for other servers" in (job.run_dir / "report.html").read_text()
+    assert_no_orphans(job)
+
+
 @pytest.mark.parametrize(
     ("storage", "more"),
     [("pmem_libpmem", []), ("dram_pmem", ["--storage", "dram_pmem", "--storage-cache", "64K"])],

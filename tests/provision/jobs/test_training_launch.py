@@ -757,7 +757,7 @@ def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = inventory(state_dir)
-    monkeypatch.setattr(jobspec, "check", lambda inventory, wanted: os.rmdir(state_dir / "pmem0"))
+    monkeypatch.setattr(jobspec, "check", lambda *_: os.rmdir(state_dir / "pmem0"))
     with pytest.raises(TrainingError, match=r"pmem0 is not a directory that this user can write to$"):
         launching.launch(found, LaunchOptions(), state_dir=state_dir, screen=JobTerminal())
     assert store.all_jobs(state_dir) == []

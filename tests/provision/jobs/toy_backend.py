@@ -12,7 +12,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.jobs import observing, store
 from provision.jobs.holding import Holding
-from provision.jobs.request import LaunchOptions, ServeOptions
+from provision.jobs.request import LaunchOptions, ScaleOptions, ServeOptions
 from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job
 
@@ -68,6 +68,19 @@ def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
     del state_dir, screen
     _write(job, "interrupted", _read(job)["steps"])
     return 0
+
+
+def scale(
+    job: Job,
+    inventory: Callable[[], Inventory],
+    options: ScaleOptions,
+    *,
+    state_dir: Path,
+    screen: JobScreen,
+) -> int:
+    """See ``Backend``."""
+    del inventory, options, state_dir, screen
+    raise TrainingError(f"job {job.id} has no servers: it is a toy")
 
 
 def logs(job: Job, *, process: str | None, follow: bool, lines: int) -> int:

@@ -9,7 +9,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.jobs.backends.kubernetes import record, run, serving, view
 from provision.jobs.holding import Holding
-from provision.jobs.request import LaunchOptions, ServeOptions
+from provision.jobs.request import LaunchOptions, ScaleOptions, ServeOptions
 from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job
 
@@ -33,9 +33,21 @@ def resume(
     return run.resume(job, options, state_dir=state_dir, screen=screen)
 
 
+def scale(
+    job: Job,
+    _: Callable[[], Inventory],
+    options: ScaleOptions,
+    *,
+    state_dir: Path,
+    screen: JobScreen,
+) -> int:
+    """See ``Backend``."""
+    return run.scale(job, options, state_dir=state_dir, screen=screen)
+
+
 def is_running(job: Job) -> bool:
     """See ``Backend``, as far as is known here: no cluster is asked."""
-    return record.read(job).phase == "running"
+    return record.read(job).phase in ("running", "scaling")
 
 
 def fetch(job: Job, *, checkpoints: bool, replace: bool) -> int:

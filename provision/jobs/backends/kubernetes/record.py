@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from provision.cluster.errors import TrainingError
 from provision.jobs import store
 from provision.jobs.store import Job, write_json
+from provision.node import process
 from provision.node.command import replace_file
 
 MANIFESTS = "manifests.yml"
-Phase = Literal["running", "done", "failed", "interrupted"]
+Phase = Literal["running", "scaling", "done", "failed", "interrupted"]
 
 
 class Record(BaseModel):
@@ -37,6 +38,8 @@ class Record(BaseModel):
     plan: dict[str, Any] = {}  # that its objects were built from; see ``resuming``
     phase: Phase = "running"
     message: str = ""
+    scales: int = 0  # how often its objects were made anew while others followed it
+    scaler: tuple[int, int] = (0, 0)  # in phase scaling: pid and start of the command that makes them
 
 
 def write(job: Job, record: Record) -> None:
@@ -48,9 +51,13 @@ def read(job: Job) -> Record:
     """The record of a job; TrainingError if it is unusable."""
     file = job.record_file("kubernetes")
     try:
-        return Record.model_validate_json(file.read_bytes())
+        found = Record.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
         raise TrainingError(store.unreadable(file, error)) from None
+    if found.phase == "scaling" and not process.alive(*found.scaler):
+        message = f"`oeprov scale` was killed ({found.message}); oeprov stop {job.id} deletes its objects"
+        return found.model_copy(update={"phase": "interrupted", "message": message})
+    return found
 
 
 def documents(job: Job) -> list[dict[str, Any]]:

@@ -70,6 +70,21 @@ def resumed(found: Record, options: LaunchOptions) -> PodPlan | None:
     return replace(plan, request=wanted, settings=settings, servers=count, script=pods)
 
 
+def scaled(found: Record, servers: int) -> PodPlan:
+    """The plan of a running job that goes on with so many servers in all; TrainingError says why not."""
+    if (plan := resumed(found, LaunchOptions())) is None:
+        raise TrainingError(
+            f"job {found.id} was launched by an earlier version, which kept too little of it to scale it; "
+            "nothing was changed"
+        )
+    if plan.local:
+        raise TrainingError(
+            f"job {found.id} has a server for each of {plan.servers} local volumes, and no more or fewer; "
+            "nothing was changed"
+        )
+    return replace(plan, servers=servers)
+
+
 def _trained(plan: PodPlan, found: Record) -> Trained:
     """How far a job that is done has come, if its limits say so: its events are in the claim."""
     training = plan.request.training

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,21 +20,24 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.cluster.state_directory import state_flag
 from provision.hosts.stop_request import StopRequest
-from provision.jobs import store
+from provision.jobs import drained, store
 from provision.jobs.backends import CHECKPOINT_SECONDS
 from provision.jobs.backends.kubernetes import api, checks, manifests, record, resuming, script, state
 from provision.jobs.backends.kubernetes.api import Api, ApiFailure, Document
 from provision.jobs.backends.kubernetes.follow import Follower
-from provision.jobs.backends.kubernetes.plan import settle
+from provision.jobs.backends.kubernetes.plan import PodPlan, settle
 from provision.jobs.backends.kubernetes.record import Record
-from provision.jobs.request import LaunchOptions, checkpoint_words
+from provision.jobs.request import LaunchOptions, ScaleOptions, checkpoint_words
 from provision.jobs.screen import JobScreen, say
 from provision.jobs.store import Job
+from provision.node import process
 
 POLL_SECONDS = 2.0
 _SERVER_SECONDS = 180.0  # that servers may take to end
 _LISTEN_SECONDS = 5.0
-_CODES = {"done": 0, "running": 0, "failed": 1, "interrupted": 130}
+_LAST_LINES = 200  # of a worker, among which is how long it paused
+_PAUSED = re.compile(r"training paused ([\d.]+) s")  # what the trainer says
+_CODES = {"done": 0, "running": 0, "scaling": 0, "failed": 1, "interrupted": 130}
 _REBUILT = f"{record.MANIFESTS} of the job is written anew, without changes made in it by hand"
 _VOLUMES = ("PersistentVolume", "PersistentVolumeClaim")
 
@@ -41,6 +46,7 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, scr
     """Run a new job on the cluster; the exit code, as on hosts. TrainingError: nothing was made."""
     if options.resume is not None:
         raise TrainingError("to resume a job on Kubernetes: oeprov resume JOB")
+    inventory = drained.leave_out(inventory, state_dir, lambda text: say(screen.console, text))
     first = settle(inventory, options)  # before a directory is made
     cluster = Api(inventory.kubernetes.context)
     stop_request = StopRequest()
@@ -65,7 +71,7 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path, screen: JobScre
             f"job {job.id} is done; there is nothing to resume; to train it longer: oeprov resume {job.id} "
             f"{how}"
         )
-    if found.phase == "running":
+    if found.phase in ("running", "scaling"):
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
     if options.script_arguments is not None and not found.script:
         raise TrainingError(f"arguments after --: job {job.id} trains a built-in model, which takes none")
@@ -99,9 +105,43 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path, screen: JobScre
 def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
     """Let the workers write a checkpoint, then delete the job's objects, except its volumes."""
     found = record.read(job)
+    if found.phase == "scaling":
+        raise TrainingError(f"job {job.id} is being scaled ({found.message}); wait for that")
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
         return _Run(Api(found.context), job, screen, state_dir, stop_request).stop()
+
+
+def scale(job: Job, options: ScaleOptions, *, state_dir: Path, screen: JobScreen) -> int:
+    """See ``Backend``: stop the job as `stop` does, and make its objects for other servers."""
+    found, before = record.read(job), record.documents(job)
+    if options.servers is None:
+        raise TrainingError(
+            f"job {job.id} is on Kubernetes, which places its pods: kubectl drain NODE; nothing was changed"
+        )
+    if found.phase != "running":
+        raise TrainingError(f"job {job.id} is not running: it is {found.phase}; nothing was changed")
+    plan, count = resuming.scaled(found, options.servers), record.servers(before)
+    if plan.servers == count:
+        raise TrainingError(f"job {job.id} runs on {count} servers already; nothing was changed")
+    cluster = Api(found.context)
+    stop_request = StopRequest()
+    with stop_request.on_signals(), _api_errors():
+        phase, _ = state.phase(cluster, record.work(before))
+        if phase != "running":
+            raise TrainingError(f"the workers of job {job.id} do not run: {phase}; nothing was changed")
+        has_rows = checks.has_volumes(cluster, before)
+        resuming.check_volumes(plan, found, count, has_rows=has_rows)
+        documents = checks.for_version(cluster, plan, manifests.build(plan))
+        words = f"{count} → {plan.servers} servers"
+        if not options.confirm(
+            f"Scale job {job.id}: {words}? Training pauses between two steps: the job writes a checkpoint, "
+            "and all its pods start again."
+        ):
+            say(screen.console, "nothing was changed")
+            return 1
+        run = _Run(cluster, job, screen, state_dir, stop_request, has_rows=has_rows)
+        return run.scale(plan, documents, words)
 
 
 @contextmanager
@@ -224,9 +264,15 @@ class _Run:
         follower.start()
         phase, message, hopeless = "running", "", ""
         while True:
+            if self._was_scaled():
+                follower.join()
+                follower = Follower(self.cluster, self.record, self.documents, self.console)
+                follower.start()
             with follower.patience():
                 phase, message = state.phase(self.cluster, self.work)
                 hopeless = follower.observe() if phase == "running" else ""
+            if phase == "gone" and self._is_scaled():
+                continue
             if phase != "running":
                 break
             if hopeless:
@@ -259,17 +305,7 @@ class _Run:
 
     def stop(self, follower: Follower | None = None) -> int:
         """Delete the workers, which write a checkpoint before they end, then all other objects."""
-        phase, _ = state.phase(self.cluster, self.work)
-        if phase == "running":
-            self._say("the workers finish their step and write a checkpoint")
-            if follower is None:
-                follower = Follower(self.cluster, self.record, self.documents, self.console, old_lines=False)
-                follower.start()
-                follower.wait(_LISTEN_SECONDS)
-            self._delete(self.work)
-            self._wait("worker", CHECKPOINT_SECONDS + 60)
-            follower.join()
-        self._delete_all(keep_volumes=phase != "done")
+        phase = self._end(follower)
         if phase in ("done", "failed"):
             self._note(phase, "training is done" if phase == "done" else "training failed")
         elif self.record.phase == "running":
@@ -282,6 +318,91 @@ class _Run:
             + ("" if phase == "done" else " but its volumes")
         )
         return self._result(0 if follower is None or not self.stop_request.count else 130)
+
+    def _end(self, follower: Follower | None = None) -> str:
+        """Delete all objects, the workers first, and show their last lines; the phase that they were in."""
+        phase, _ = state.phase(self.cluster, self.work)
+        if phase == "running":
+            self._say("the workers finish their step and write a checkpoint")
+            if follower is None:
+                follower = Follower(self.cluster, self.record, self.documents, self.console, old_lines=False)
+                follower.start()
+                follower.wait(_LISTEN_SECONDS)
+            self._delete(self.work)
+            self._wait("worker", CHECKPOINT_SECONDS + 60)
+            follower.join()
+        self._delete_all(keep_volumes=phase != "done")
+        return phase
+
+    def scale(self, plan: PodPlan, documents: list[Document], words: str) -> int:
+        """End the job's pods and make these objects; the former ones if that fails. The exit code."""
+        pid, before = os.getpid(), self.documents
+        count = self.record.scales + 1
+        self.record = self.record.model_copy(
+            update={"scales": count, "scaler": (pid, process.start_time(pid))}
+        )
+        self._note("scaling", words)
+        phase = self._end()
+        if phase != "running" or self.left or self.stop_request.count:
+            ended = phase in ("done", "failed")
+            self._note(phase if ended else "interrupted", "" if ended else "stopped while it was scaled")
+            return self._result()
+        changes = {"plan": resuming.kept(plan)}
+        try:
+            checks.rehearse(self.cluster, [_secret(self.job), *documents])
+            with record.rewritten(self.job, manifests.render(plan, documents)):
+                self._take(documents)
+                self.make([_REBUILT], changes)
+        except TrainingError as error:
+            self._take(before)
+            self.make([])
+            raise TrainingError(f"{error}; job {self.job.id} goes on with its servers as before") from None
+        return self._say_pause(words)
+
+    def _take(self, documents: list[Document]) -> None:
+        """Let these be the job's objects, before its record says that they run."""
+        self.documents, self.work = documents, record.work(documents)
+        self.record = self.record.model_copy(update={"servers": record.servers(documents)})
+
+    def _say_pause(self, words: str) -> int:
+        """Wait until the first worker says how long training paused; the exit code."""
+        follower = Follower(self.cluster, self.record, self.documents, self.console)
+        while not self.stop_request.wait(POLL_SECONDS):
+            with follower.patience():
+                if hopeless := follower.observe():
+                    raise TrainingError(f"{hopeless}; look with: oeprov status{self.flag}")
+                if (paused := self._pause()) is not None:
+                    self._say(f"[green]✓[/] {self.job.id}: {words}; training paused {paused:.1f} s")
+                    return self._result()
+                if state.phase(self.cluster, self.work)[0] != "running":
+                    self._say(f"[green]✓[/] {self.job.id}: {words}")
+                    return self._result()
+        self._say(f"{self.job.id} goes on by itself; look with: oeprov status{self.flag}")
+        return 130
+
+    def _pause(self) -> float | None:
+        """How long training paused, as a worker's log says."""
+        for pod in state.pods(self.cluster, self.record.namespace, self.job.id):
+            if pod.role == "worker" and pod.state != "starts":
+                for line in state.last_lines(self.cluster, self.record.namespace, pod, _LAST_LINES):
+                    if match := _PAUSED.search(line):
+                        return float(match[1])
+        return None
+
+    def _is_scaled(self) -> bool:
+        """Whether another command makes the job's objects anew, or has just made them."""
+        now = record.read(self.job)
+        return now.phase in ("scaling", "running") and now.scales != self.record.scales
+
+    def _was_scaled(self) -> bool:
+        """Whether another command has made the job's objects anew, for which this waits."""
+        while (now := record.read(self.job)).phase == "scaling":
+            time.sleep(POLL_SECONDS)
+        if now.phase != "running" or now.scales == self.record.scales:
+            return False
+        self.record, self.documents = now, record.documents(self.job)
+        self.work = record.work(self.documents)
+        return True
 
     def _delete_all(self, *, keep_volumes: bool) -> None:
         everything = [_secret(self.job), *self.documents]
