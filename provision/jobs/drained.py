@@ -73,10 +73,10 @@ def leave_out(
     names = [name for name in found if name in inventory.hosts and name != keep]
     for name in names:
         tell(f"[yellow]![/] host {name} is drained and left out; to use it again: oeprov undrain {name}")
-    return without(inventory, names)
+    return take_out(inventory, names)
 
 
-def without(inventory: Inventory, names: list[str]) -> Inventory:
+def take_out(inventory: Inventory, names: list[str]) -> Inventory:
     """The inventory without these hosts; TrainingError if a group has no other."""
     if not names:
         return inventory

@@ -25,7 +25,7 @@ def drain(
 ) -> int:
     """Take a host out: each running job goes on without it. 1: not agreed; TrainingError: it is as before."""
     drained.check_host(inventory, host)
-    drained.without(drained.leave_out(inventory, state_dir), [host])
+    drained.take_out(drained.leave_out(inventory, state_dir), [host])
     jobs = jobs_on(state_dir, inventory.cluster, host)
     for job in jobs:
         if not job.spec().has_worker:

@@ -172,15 +172,8 @@ class Launch:
             _check_rows(job)
         if others:
             _require_stopped(job, stays, "its number of servers changes")
-        for left in removed:  # without its servers, which start anew, it can train nothing
-            say(
-                self.console,
-                f"[yellow]![/] {left.host} may still have {left.name} of {job.id}, which ends by itself; "
-                f"oeprov destroy removes its files there",
-            )
-        self._say_unfinished(job, planned)
-        if not saved:
-            self.console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
+        self._say_left(job, removed)
+        self._say_unfinished(job, planned, saved)
         placed, resumed = self._place(job, states, wanted, fresh=False)
         if moves:
             where = spec.settings["upload_to"]
@@ -251,8 +244,17 @@ class Launch:
                 )
         return alive, removed
 
-    def _say_unfinished(self, job: Job, planned: Placement) -> None:
-        """Tell of a scale in which the launcher died: with how many servers the job resumes."""
+    def _say_left(self, job: Job, removed: Sequence[ProcessState]) -> None:
+        """Tell of processes on hosts that have left the inventory."""
+        for left in removed:  # without its servers, which start anew, it can train nothing
+            say(
+                self.console,
+                f"[yellow]![/] {left.host} may still have {left.name} of {job.id}, which ends by itself; "
+                f"oeprov destroy removes its files there",
+            )
+
+    def _say_unfinished(self, job: Job, planned: Placement, saved: bool) -> None:
+        """Tell of a scale in which the launcher died, and where the job begins."""
         request = scale_request.read(job)
         if request is not None and request.phase == "accepted":
             count = sum(item.role == "parameter_server" for item in planned.processes)
@@ -261,6 +263,8 @@ class Launch:
                 f"[yellow]![/] its launcher ended while the job was scaled ({escape(request.words)}): it "
                 f"resumes with {count} servers",
             )
+        if not saved:
+            self.console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
 
     def plan_scale(self, job: Job, options: ScaleOptions) -> ScaleRequest:
         """What the running job goes on with; TrainingError says why it cannot."""
@@ -270,7 +274,7 @@ class Launch:
         total = count if options.servers is None else options.servers
         inventory = _with_workers_of(self.inventory, spec)
         if options.without:
-            inventory = drained.without(inventory, [options.without])
+            inventory = drained.take_out(inventory, [options.without])
         self.inventory = placement.spread(inventory, total)
         first = next(item for item in spec.processes if item.role == "worker")
         if first.host != placement.worker_hosts(self.inventory)[0].name:
