@@ -71,9 +71,8 @@ class InferenceService:
             if not has_fields:
                 reply.raw_output_contents.append(open_inference.to_bytes(array))
                 continue
-            values = array.reshape(-1).tolist()
-            if described["datatype"] == "BYTES":
-                values = [one.encode() if isinstance(one, str) else one for one in values]
+            is_text = described["datatype"] == "BYTES"
+            values = open_inference.to_texts(array) if is_text else array.reshape(-1).tolist()
             getattr(output.contents, _CONTENTS[described["datatype"]][0]).extend(values)
         self._calls.add_examples(requests.count_examples(outputs))
         return reply

@@ -116,8 +116,12 @@ def to_bytes(array: NDArray[Any]) -> bytes:
     """Return the values of an array in its binary form: texts with their length before each."""
     if array.dtype.kind not in "OSU":
         return array.tobytes()
-    texts = [one.encode() if isinstance(one, str) else one for one in array.reshape(-1).tolist()]
-    return b"".join(len(one).to_bytes(_LENGTH, "little") + one for one in texts)
+    return b"".join(len(one).to_bytes(_LENGTH, "little") + one for one in to_texts(array))
+
+
+def to_texts(array: NDArray[Any]) -> list[bytes]:
+    """Return the texts of an array, one after the other, as bytes."""
+    return [one.encode() if isinstance(one, str) else one for one in array.reshape(-1).tolist()]
 
 
 def check_version(asked: str, name: str, served: int) -> None:

@@ -231,6 +231,9 @@ class GpuSettings(Settings):
     )
 
 
+MOST_SERVERS = 64  # on one host
+
+
 class ServerSettings(Settings):
     """The parameter server processes of a host."""
 
@@ -238,7 +241,7 @@ class ServerSettings(Settings):
     count: Annotated[int, Flag("servers")] = Field(
         default=1,
         ge=1,
-        le=64,
+        le=MOST_SERVERS,
         description="Parameter servers per host; unset, dram_ssd has one for each of ssd_devices.",
     )
     host: Text = Field(

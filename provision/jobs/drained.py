@@ -73,7 +73,10 @@ def leave_out(
     names = [name for name in found if name in inventory.hosts and name != keep]
     for name in names:
         tell(f"[yellow]![/] host {name} is drained and left out; to use it again: oeprov undrain {name}")
-    return take_out(inventory, names)
+    try:
+        return take_out(inventory, names)
+    except TrainingError as error:
+        raise TrainingError(f"{error}, or use this one again: oeprov undrain {names[0]}") from None
 
 
 def take_out(inventory: Inventory, names: list[str]) -> Inventory:
@@ -85,8 +88,8 @@ def take_out(inventory: Inventory, names: list[str]) -> Inventory:
     for key, hosts in groups.items():
         if hosts and not left[key]:
             raise TrainingError(
-                f"without host {hosts[0]}, no host of group {key} in {inventory.path} is left; add one, or "
-                f"leave this one in placement (oeprov undrain {hosts[0]})"
+                f"without host {', '.join(names)}, no host of group {key} in {inventory.path} is left; add "
+                "one"
             )
     return replace(
         inventory,

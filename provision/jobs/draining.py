@@ -25,7 +25,10 @@ def drain(
 ) -> int:
     """Take a host out: each running job goes on without it. 1: not agreed; TrainingError: it is as before."""
     drained.check_host(inventory, host)
-    drained.take_out(drained.leave_out(inventory, state_dir), [host])
+    try:
+        drained.take_out(drained.leave_out(inventory, state_dir, keep=host), [host])
+    except TrainingError as error:
+        raise TrainingError(f"{error}; nothing was changed") from None
     jobs = jobs_on(state_dir, inventory.cluster, host)
     for job in jobs:
         if not job.spec().has_worker:

@@ -257,7 +257,7 @@ class Launch:
         """Tell of a scale in which the launcher died, and where the job begins."""
         request = scale_request.read(job)
         if request is not None and request.phase == "accepted":
-            count = sum(item.role == "parameter_server" for item in planned.processes)
+            count = len(servers_by_host(planned.processes))
             say(
                 self.console,
                 f"[yellow]![/] its launcher ended while the job was scaled ({escape(request.words)}): it "
@@ -470,8 +470,8 @@ def _changes_server_count(job: Job, old: JobSpec, new: Placement, *, moves: bool
 
     ``moves``: worker 0 is on another host now and reads the uploaded checkpoint, which is in files.
     """
-    count = sum(item.role == "parameter_server" for item in new.processes)
-    if count == sum(item.role == "parameter_server" for item in old.processes):
+    count = len(servers_by_host(new.processes))
+    if count == len(servers_by_host(old.processes)):
         return False
     uploaded = moves and job.checkpoint() is None
     pools = None if uploaded else job.pool_servers()

@@ -11,6 +11,7 @@ from typing import Any
 
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host, Inventory
+from provision.cluster.settings import MOST_SERVERS
 from provision.cluster.training_settings import MODEL_SETTINGS, TrainingSettings
 from provision.jobs import gpus, script
 from provision.jobs.backends import containers, endpoint
@@ -30,7 +31,6 @@ from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS,
 from provision.node import numa
 from provision.node.state import State
 
-MOST_SERVERS = 64  # on one host, as ServerSettings says
 LEAST_POOL_CHECKPOINTS = 2  # one is kept until the next is durable
 
 

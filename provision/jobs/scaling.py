@@ -107,7 +107,8 @@ def _answer(launch: launching.Launch, job: Job) -> ScaleRequest:
         if not request.is_open:
             return request
         if not job.state().supervised and (request := scale_request.read(job)) and request.is_open:
-            scale_request.remove(job) if request.phase == "asked" else None
+            if request.phase == "asked":
+                scale_request.remove(job)
             raise TrainingError(
                 f"the launcher of job {job.id} has ended in the middle ({request.words}); to go on: oeprov "
                 f"resume {job.id}"
