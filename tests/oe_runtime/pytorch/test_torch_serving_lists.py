@@ -171,7 +171,7 @@ def served(tmp_path_factory):
         ({"site": [[1, [2]], []]}, "input 'site' is not an array of int64"),
         ({"site": [[[1]], [[2]]]}, "input 'site' has shape (2, 1); the model takes (any)"),
         ({"site": [[1.5], [2]]}, "input 'site' is int64, but the request has float64"),
-        ({"site": [["a"], []]}, "input 'site' is int64, but the request has <U1"),
+        ({"site": [["a"], []]}, "input 'site' is int64, but the request has str"),
         ({"site": [[1]]}, "input 'site' has 1 examples, but 'numbers' has 2"),
         ({"site": [[101], []]}, "input 'site' of example 0: id 101 is not in [0, 100)"),
         ({"last": [[1], [2, 50]]}, "input 'last' of example 1: id 50 is not in [0, 50)"),
