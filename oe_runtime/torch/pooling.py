@@ -264,5 +264,7 @@ def _weight_gradients(rows: NDArray[Any], feature: Feature, gradient: Any) -> An
 
 
 def _to_array(gradient: Any) -> NDArray[Any]:
-    array: NDArray[Any] = gradient.detach().to("cpu", torch.float32).contiguous().numpy()
+    gradient = gradient.detach().to("cpu", torch.float32)
+    # Columns of a wider gradient, as that of torch.cat, are read where they are.
+    array: NDArray[Any] = (gradient if gradient.stride(-1) == 1 else gradient.contiguous()).numpy()
     return array

@@ -15,6 +15,9 @@ namespace {
 constexpr size_t kBlock = 1024;
 constexpr size_t kLeastBlock = 64;
 constexpr size_t kAhead = 32;  // ids between a row's fetch into the caches and its use
+// Bags between the fetch of an example's values and their use: the next example's are often in another page,
+// where the processor does not look ahead by itself.
+constexpr size_t kAheadBags = 16;
 
 // Some bags of one lookup.
 template <typename T>
@@ -31,6 +34,18 @@ T ScaleOf(const Bags& bags, size_t ids) {
   return bags.mean && ids > 1 ? T{1} / static_cast<T>(ids) : T{1};
 }
 
+template <typename T>
+void FetchValues(const T* values, size_t dim) {
+  PrefetchRow(reinterpret_cast<const std::byte*>(values), dim * sizeof(T));
+}
+
+// Fetches what a later bag than `b` has in `pooled`.
+template <typename T>
+void FetchAhead(const BagRange<T>& piece, size_t b) {
+  const size_t later = std::min(b + kAheadBags, piece.bags->count - 1);
+  FetchValues(static_cast<const T*>(piece.bags->pooled) + later * piece.bags->stride, piece.dim);
+}
+
 template <typename T, size_t kDim>
 void PoolPiece(const BagRange<T>& piece, const T* rows) {
   const size_t dim = kDim == 0 ? piece.dim : kDim;
@@ -38,6 +53,7 @@ void PoolPiece(const BagRange<T>& piece, const T* rows) {
   const auto* weights = static_cast<const T*>(bags.weights);
   for (size_t b = piece.begin; b < piece.end; ++b) {
     T* __restrict to = static_cast<T*>(bags.pooled) + b * bags.stride;
+    FetchAhead(piece, b);
     const auto begin = static_cast<size_t>(bags.offsets[b]);
     const auto end = static_cast<size_t>(bags.offsets[b + 1]);
     if (begin == end) {
@@ -46,7 +62,7 @@ void PoolPiece(const BagRange<T>& piece, const T* rows) {
     }
     const T scale = ScaleOf<T>(bags, end - begin);
     for (size_t i = begin; i < end; ++i) {
-      Prefetch(rows + static_cast<size_t>(piece.inverse[std::min(i + kAhead, piece.ids - 1)]) * dim);
+      FetchValues(rows + static_cast<size_t>(piece.inverse[std::min(i + kAhead, piece.ids - 1)]) * dim, dim);
       const T* __restrict row = rows + static_cast<size_t>(piece.inverse[i]) * dim;
       const T weight = weights == nullptr ? scale : weights[i] * scale;
       if (i == begin) {
@@ -65,11 +81,12 @@ void SumPiece(const BagRange<T>& piece, T* sums) {
   const auto* weights = static_cast<const T*>(bags.weights);
   for (size_t b = piece.begin; b < piece.end; ++b) {
     const T* __restrict from = static_cast<const T*>(bags.pooled) + b * bags.stride;
+    FetchAhead(piece, b);
     const auto begin = static_cast<size_t>(bags.offsets[b]);
     const auto end = static_cast<size_t>(bags.offsets[b + 1]);
     const T scale = ScaleOf<T>(bags, end - begin);
     for (size_t i = begin; i < end; ++i) {
-      Prefetch(sums + static_cast<size_t>(piece.inverse[std::min(i + kAhead, piece.ids - 1)]) * dim);
+      FetchValues(sums + static_cast<size_t>(piece.inverse[std::min(i + kAhead, piece.ids - 1)]) * dim, dim);
       T* __restrict to = sums + static_cast<size_t>(piece.inverse[i]) * dim;
       const T weight = weights == nullptr ? scale : weights[i] * scale;
       for (size_t d = 0; d < dim; ++d) to[d] += weight * from[d];
