@@ -616,10 +616,27 @@ class _Staging:
             self._unpin()
             self._memory = self._client.new_array(self._table, needed + needed // 4, 1)
             if torch.cuda.is_available():
-                torch.cuda.cudart().cudaHostRegister(self._memory.ctypes.data, self._memory.nbytes, 0)
-                unregister = torch.cuda.cudart().cudaHostUnregister
-                self._unpin = weakref.finalize(self, unregister, self._memory.ctypes.data)
+                self._pin(self._memory)
         return self._memory.reshape(-1)[:needed].reshape(rows, columns)
+
+    def _pin(self, memory: NDArray[Any]) -> None:
+        cudart = torch.cuda.cudart()
+        if cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0) != cudart.cudaError.success:
+            warnings.warn(
+                f"CUDA does not pin {memory.nbytes} bytes of memory, so each copy of rows to and from a GPU "
+                "takes longer and is waited for: look at ulimit -l",
+                stacklevel=6,
+            )
+            return
+        # It keeps the memory until no copy is on its way from there.
+        unpin = weakref.finalize(self, _unpin, memory)
+        unpin.atexit = False
+        self._unpin = unpin
+
+
+def _unpin(memory: NDArray[Any]) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
 
 
 class _Written:

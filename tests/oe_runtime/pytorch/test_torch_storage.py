@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 import enum
 import json
+import os
 import pickle
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_cuda import DEVICE, FakeCuda
 from server_processes import Servers
 
 from oe_runtime import Client, SpecError, StorageSpec
@@ -394,3 +397,117 @@ def test_ranks_export_and_dump_disjoint_shares(monkeypatch: pytest.MonkeyPatch, 
             for rank in range(3):
                 copied.load(0, str(tmp_path / "meta.0"), *files(tmp_path, rank)[1:])
             assert torch.equal(copied.find(keys, torch.zeros_like(keys), CopyMode.VALUE)[7], values)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function of a fake device and of an optimizer, which gives a storage with 100 rows in it."""
+
+    def make_one(client: Client, cuda: FakeCuda, dtype: torch.dtype = torch.float32) -> ServerStorage:
+        cuda.answer(monkeypatch)
+        storage = make(client, [Options(4, dtype)], Optimizer("exact_adagrad", 0.5))
+        keys = torch.arange(100)
+        with cuda:
+            values = cuda.put(keys[:, None] + torch.arange(8) / 16)
+            storage.insert(cuda.put(keys), cuda.put(torch.zeros_like(keys)), values, cuda.put(keys))
+        return storage
+
+    return make_one
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_on_a_gpu_are_those_that_were_asked_for(on_gpu: Any, dtype: torch.dtype) -> None:
+    """A later request writes over the memory that an earlier one's rows are copied from."""
+    cuda = FakeCuda()
+    with Client.in_process() as client:
+        storage = on_gpu(client, cuda, dtype)
+        asked = [torch.tensor(keys) for keys in ([3, 200, 5], [7, 8, 9], list(range(50)), [1, 2, 3])]
+        found = []
+        with cuda:
+            for keys in asked:
+                tables = cuda.put(torch.zeros_like(keys))
+                found.append(storage.find(cuda.put(keys), tables, CopyMode.VALUE))
+            storage.insert(cuda.put(asked[0]), tables, cuda.put(torch.full((3, 8), -1.0)))
+        for keys, got in zip(asked, found, strict=True):
+            assert all(one.device == DEVICE for one in got[1:] if one is not None)
+            values, there = got[7].numbers(), keys < 100
+            assert values.dtype == dtype
+            assert torch.equal(got[5].numbers(), there)
+            assert torch.equal(values[there], (keys[there, None] + torch.arange(8) / 16).to(dtype))
+        assert cuda.waits >= len(asked)
+        again = storage.find(torch.tensor([200, 3]), torch.zeros(2, dtype=torch.int64), CopyMode.EMBEDDING)
+        assert (again[7].float() == -1).all()
+
+
+def test_memory_is_pinned_once_and_until_the_last_copy(on_gpu: Any) -> None:
+    cuda = FakeCuda()
+    with Client.in_process() as client:
+        storage = on_gpu(client, cuda)
+        (first,) = cuda.registered.items()
+        keys = torch.arange(10)
+        with cuda:
+            storage.find(cuda.put(keys), cuda.put(torch.zeros_like(keys)), CopyMode.VALUE)
+        assert list(cuda.registered.items()) == [first]  # there was enough
+        keys = torch.arange(1000)
+        with cuda:
+            found = storage.find(cuda.put(keys), cuda.put(torch.zeros_like(keys)), CopyMode.VALUE)
+        ((at, size),) = cuda.registered.items()
+        assert size >= 1000 * 8 * 4 > first[1]
+        del storage
+        assert not cuda.registered, at
+        assert torch.equal(found[7].numbers()[:100, 0], torch.arange(100.0))
+
+
+def test_memory_that_cuda_does_not_pin_is_named(on_gpu: Any) -> None:
+    cuda = FakeCuda(registers=False)
+    with Client.in_process() as client:
+        with pytest.warns(UserWarning, match="CUDA does not pin 4000 bytes of memory"):
+            storage = on_gpu(client, cuda)
+        keys = torch.tensor([4, 5])
+        with cuda:
+            found = storage.find(cuda.put(keys), cuda.put(torch.zeros_like(keys)), CopyMode.EMBEDDING)
+        assert torch.equal(found[7].numbers()[:, 0], torch.tensor([4.0, 5.0]))
+
+
+# What dynamicemb's example does with its table options, without a GPU.
+OWN_EXAMPLE = """\
+import argparse, sys
+from test_torch_storage import CopyMode, Optimizer, Options, torch
+
+def DynamicEmbTableOptions(caching, external_storage=None):
+    return Options(4, external_storage=external_storage)
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--caching", action="store_true")
+    asked = parser.parse_args()
+    options = DynamicEmbTableOptions(caching=asked.caching)
+    storage = options.external_storage([options], Optimizer("sgd"))
+    keys, tables = torch.arange(5), torch.zeros(5, dtype=torch.int64)
+    before = storage.find(keys, tables, CopyMode.VALUE)[0]
+    storage.insert(keys, tables, torch.ones(5, 4))
+    print(before, storage.find(keys, tables, CopyMode.VALUE)[0], asked.train)
+"""
+
+
+def test_the_script_of_dynamicemb_s_own_example(tmp_path: Path) -> None:
+    """Its rows are on the servers: those of one run are there for the next."""
+    (tmp_path / "example.py").write_text(OWN_EXAMPLE)
+    servers = Servers(tmp_path / "servers", 1)
+    script = Path(__file__).parents[3] / "examples" / "dynamicemb_example.py"
+
+    def said(*words: str) -> str:
+        command = [sys.executable, str(script), "--servers", servers.endpoints[0], *words]
+        path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path])
+        ended = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
+        return (ended.stdout + ended.stderr).strip().splitlines()[-1]
+
+    example = str(tmp_path / "example.py")
+    assert said(example, "--train", "--caching") == "5 0 True"
+    assert said(example, "--caching") == "0 0 False"
+    assert said(example, "--train").startswith("error: only the misses of a cache are on servers: add --cach")
+    assert said(str(tmp_path / "none.py")).endswith("clone https://github.com/NVIDIA/recsys-examples")
+    servers.end()
