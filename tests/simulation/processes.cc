@@ -23,7 +23,8 @@ void StartProcess(int process, std::function<void()> function) {
 }
 
 void EndProcess(int process, End end) {
-  while (!EndTasks(process)) Block("a lock in static memory", nullptr, nullptr, Now() + kMillisecond);
+  while (!EndTasks(process))
+    Block("a lock that processes share here", nullptr, nullptr, Now() + kMillisecond);
   DropSockets(process, end == End::kVanish);
 }
 

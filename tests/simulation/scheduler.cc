@@ -13,6 +13,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <map>
 #include <queue>
@@ -221,7 +222,8 @@ void PrintWaiting() {
     if (task->until != kForever)
       std::fprintf(stderr, " until %.6f s", static_cast<double>(task->until) / 1e9);
     for (const Task* other : State().tasks) {
-      if (std::find(other->held.begin(), other->held.end(), task->object) == other->held.end()) continue;
+      const auto holds = [task](const Held& one) { return one.lock == task->object; };
+      if (std::none_of(other->held.begin(), other->held.end(), holds)) continue;
       std::fprintf(stderr, ", which task %d of process %d holds", other->id, other->process);
     }
     std::fputc('\n', stderr);
@@ -330,14 +332,20 @@ void WaitForThread(pthread_t thread) {
   Block("the end of a thread", task, [task] { return task->done; });
 }
 
+// Whether other processes may take this lock, too: it is in static memory, or OpenSSL's, of whose tables all
+// processes have one copy.
+bool IsShared(const Held& held) {
+  Dl_info info{};
+  if (dladdr(held.lock, &info) != 0) return true;
+  const bool named = dladdr(held.taken_at, &info) != 0 && info.dli_sname != nullptr;
+  return named && std::strncmp(info.dli_sname, "CRYPTO_THREAD_", 14) == 0;
+}
+
 bool EndTasks(int process) {
   Scheduler& state = State();
   for (const Task* task : state.tasks) {
     if (task->process != process || task->done) continue;
-    for (const void* lock : task->held) {
-      Dl_info info{};
-      if (dladdr(lock, &info) != 0) return false;
-    }
+    if (std::any_of(task->held.begin(), task->held.end(), IsShared)) return false;
   }
   const auto ends = [&](const Task* task) { return task->process == process; };
   state.runnable.erase(std::remove_if(state.runnable.begin(), state.runnable.end(), ends),

@@ -18,6 +18,12 @@ constexpr uint64_t kMicrosecond = 1000;  // the clock counts nanoseconds
 constexpr uint64_t kMillisecond = 1000 * kMicrosecond;
 constexpr uint64_t kSecond = 1000 * kMillisecond;
 
+// A lock that a task holds, and the code that took it.
+struct Held {
+  const void* lock;
+  const void* taken_at;
+};
+
 struct Task {
   int id = 0;
   int process = 0;  // inherited by the threads that it starts
@@ -36,7 +42,7 @@ struct Task {
   uint64_t until = kForever;
   bool timed_out = false;
   bool signalled = false;
-  std::vector<const void*> held;  // locks
+  std::vector<Held> held;
 };
 
 struct Policy {
@@ -74,8 +80,8 @@ int StartThread(pthread_t* thread, const pthread_attr_t* attributes, void* (*fun
                 void* argument);
 void WaitForThread(pthread_t thread);
 
-// The tasks of a process never run again. False, and nothing happens, while one of them holds a lock in
-// static memory, which processes share here and nowhere else.
+// The tasks of a process never run again. False, and nothing happens, while one of them holds a lock that
+// processes share here and nowhere else.
 bool EndTasks(int process);
 // They do not run until `until`, as after SIGSTOP.
 void StopTasks(int process, uint64_t until);

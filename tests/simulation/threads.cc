@@ -44,10 +44,11 @@ struct RwLock {
 Mutex* MutexAt(pthread_mutex_t* mutex) { return reinterpret_cast<Mutex*>(mutex); }
 RwLock* RwLockAt(pthread_rwlock_t* lock) { return reinterpret_cast<RwLock*>(lock); }
 
-void NoteHeld(const void* lock) { Current()->held.push_back(lock); }
+void NoteHeld(const void* lock, const void* taken_at) { Current()->held.push_back({lock, taken_at}); }
 void NoteReleased(const void* lock) {
   auto& held = Current()->held;
-  const auto found = std::find(held.rbegin(), held.rend(), lock);
+  const auto found =
+      std::find_if(held.rbegin(), held.rend(), [lock](const Held& one) { return one.lock == lock; });
   if (found != held.rend()) held.erase(std::next(found).base());
 }
 
@@ -67,14 +68,14 @@ void Await(const char* what, const void* lock, const Free& free) {
   while (!free()) Block(what, lock, free);
 }
 
-void Own(Mutex* mutex, int count) {
+void Own(Mutex* mutex, int count, const void* taken_at) {
   Await("a mutex", mutex, [mutex] { return mutex->owner == 0; });
   mutex->owner = Current()->id + 1;
   mutex->count = count;
-  NoteHeld(mutex);
+  NoteHeld(mutex, taken_at);
 }
 
-int WaitForSignal(pthread_cond_t* condition, pthread_mutex_t* locked, uint64_t until) {
+int WaitForSignal(pthread_cond_t* condition, pthread_mutex_t* locked, uint64_t until, const void* taken_at) {
   Task* const task = Current();
   Mutex* const mutex = MutexAt(locked);
   const int count = mutex->count;
@@ -83,7 +84,7 @@ int WaitForSignal(pthread_cond_t* condition, pthread_mutex_t* locked, uint64_t u
   NoteReleased(mutex);
   task->signalled = false;
   const bool in_time = Block("a condition", condition, [task] { return task->signalled; }, until);
-  Own(mutex, count);
+  Own(mutex, count, taken_at);
   return in_time ? 0 : ETIMEDOUT;
 }
 
@@ -121,7 +122,7 @@ int pthread_mutex_lock(pthread_mutex_t* locked) noexcept {
     return 0;
   }
   sim::YieldAtLock();
-  sim::Own(mutex, 1);
+  sim::Own(mutex, 1, __builtin_return_address(0));
   return 0;
 }
 
@@ -134,7 +135,7 @@ int pthread_mutex_trylock(pthread_mutex_t* locked) noexcept {
   }
   sim::YieldAtLock();
   if (mutex->owner != 0) return EBUSY;
-  sim::Own(mutex, 1);
+  sim::Own(mutex, 1, __builtin_return_address(0));
   return 0;
 }
 
@@ -149,18 +150,18 @@ int pthread_mutex_unlock(pthread_mutex_t* locked) noexcept {
 
 int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex) {
   if (Current() == nullptr) return SIM_REAL(pthread_cond_wait)(condition, mutex);
-  return sim::WaitForSignal(condition, mutex, sim::kForever);
+  return sim::WaitForSignal(condition, mutex, sim::kForever, __builtin_return_address(0));
 }
 
 int pthread_cond_timedwait(pthread_cond_t* condition, pthread_mutex_t* mutex, const timespec* until) {
   if (Current() == nullptr) return SIM_REAL(pthread_cond_timedwait)(condition, mutex, until);
-  return sim::WaitForSignal(condition, mutex, sim::ClockTime(until));
+  return sim::WaitForSignal(condition, mutex, sim::ClockTime(until), __builtin_return_address(0));
 }
 
 int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
                            const timespec* until) {
   if (Current() == nullptr) return SIM_REAL(pthread_cond_clockwait)(condition, mutex, clock, until);
-  return sim::WaitForSignal(condition, mutex, sim::ClockTime(until));
+  return sim::WaitForSignal(condition, mutex, sim::ClockTime(until), __builtin_return_address(0));
 }
 
 int pthread_cond_signal(pthread_cond_t* condition) noexcept {
@@ -185,7 +186,7 @@ int pthread_rwlock_rdlock(pthread_rwlock_t* locked) noexcept {
   sim::YieldAtLock();
   sim::Await("a read lock", lock, [lock] { return lock->writer == 0; });
   ++lock->readers;
-  sim::NoteHeld(lock);
+  sim::NoteHeld(lock, __builtin_return_address(0));
   return 0;
 }
 
@@ -195,7 +196,7 @@ int pthread_rwlock_wrlock(pthread_rwlock_t* locked) noexcept {
   sim::YieldAtLock();
   sim::Await("a write lock", lock, [lock] { return lock->writer == 0 && lock->readers == 0; });
   lock->writer = 1;
-  sim::NoteHeld(lock);
+  sim::NoteHeld(lock, __builtin_return_address(0));
   return 0;
 }
 
@@ -204,7 +205,7 @@ int pthread_rwlock_tryrdlock(pthread_rwlock_t* locked) noexcept {
   sim::RwLock* const lock = sim::RwLockAt(locked);
   if (lock->writer != 0) return EBUSY;
   ++lock->readers;
-  sim::NoteHeld(lock);
+  sim::NoteHeld(lock, __builtin_return_address(0));
   return 0;
 }
 
@@ -213,7 +214,7 @@ int pthread_rwlock_trywrlock(pthread_rwlock_t* locked) noexcept {
   sim::RwLock* const lock = sim::RwLockAt(locked);
   if (lock->writer != 0 || lock->readers != 0) return EBUSY;
   lock->writer = 1;
-  sim::NoteHeld(lock);
+  sim::NoteHeld(lock, __builtin_return_address(0));
   return 0;
 }
 
@@ -237,7 +238,7 @@ int pthread_once(pthread_once_t* once, void (*function)()) {
   sim::Await("a call of pthread_once", once, [state] { return *state != kRuns; });
   if (*state == kDone) return 0;
   *state = kRuns;
-  sim::NoteHeld(once);
+  sim::NoteHeld(once, __builtin_return_address(0));
   try {
     function();
   } catch (...) {
