@@ -26,10 +26,10 @@ class AdagradDecay final : public Optimizer<T> {
     const T initial = initial_;
     const T rate = rate_;
     for (size_t i = 0; i < rows.n; ++i) {
+      const T* __restrict gradient = this->Begin(rows, i, learning_rate);
       T* __restrict weight = rows.weights[i];
       T* __restrict accumulator = rows.states[i];
       T* __restrict decays = rows.states[i] + size;
-      const T* __restrict gradient = rows.gradients[i];
       if (due > *decays) {
         for (size_t d = 0; d < size; ++d) accumulator[d] = std::max(accumulator[d] * rate, initial);
         *decays += 1;
@@ -40,6 +40,7 @@ class AdagradDecay final : public Optimizer<T> {
         accumulator[d] = sum;
         weight[d] -= (learning_rate * g) / std::sqrt(sum);
       }
+      this->End(rows, i);
     }
   }
 

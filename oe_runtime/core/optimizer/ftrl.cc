@@ -38,8 +38,8 @@ class Ftrl final : public Optimizer<T> {
     if (group_lasso_) {
       RunGroups(rows, learning_rate, power);
     } else {
-      UpdateElements(Elementwise<Power>{power, l1_, shrinkage_, TwiceL2(learning_rate)}, rows, this->dim(),
-                     learning_rate);
+      UpdateElements(*this, Elementwise<Power>{power, l1_, shrinkage_, TwiceL2(learning_rate)}, rows,
+                     this->dim(), learning_rate);
     }
   }
 
@@ -68,10 +68,10 @@ class Ftrl final : public Optimizer<T> {
     const size_t size = this->dim();
     const T twice_l2 = TwiceL2(learning_rate);
     for (size_t i = 0; i < rows.n; ++i) {
+      const T* gradient = this->Begin(rows, i, learning_rate);
       T* weight = rows.weights[i];
       T* accumulator = rows.states[i];
       T* linear = rows.states[i] + size;
-      const T* gradient = rows.gradients[i];
       const auto shrunk = [&](size_t d) { return gradient[d] + shrinkage_ * weight[d]; };
       double squares = 0;
       for (size_t d = 0; d < size; ++d) {
@@ -87,6 +87,7 @@ class Ftrl final : public Optimizer<T> {
         weight[d] = norm > l1_ ? (l1_ - norm) / (quadratic * norm) * linear[d] : T{0};
         accumulator[d] += gradient[d] * gradient[d];
       }
+      this->End(rows, i);
     }
   }
 

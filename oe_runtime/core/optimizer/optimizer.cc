@@ -162,54 +162,41 @@ Optimizer<T>::Optimizer(const Params& params, uint32_t dim, const std::vector<St
       coupled_weight_decay_(static_cast<T>(params.at("coupled_weight_decay"))),
       maximize_(params.at("maximize") != 0),
       learning_rate_decay_(params.at("learning_rate_decay")),
-      has_options_(weight_decay_ != 0 || coupled_weight_decay_ != 0 || maximize_ ||
-                   learning_rate_decay_ != 0) {}
+      changes_gradients_(coupled_weight_decay_ != 0 || maximize_),
+      changes_rows_(weight_decay_ != 0 || changes_gradients_) {}
 
 template <typename T>
-void Optimizer<T>::ApplyOptions(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept {
-  if (learning_rate_decay_ != 0) {
-    const double pushes_before = static_cast<double>(step) - 1;
-    learning_rate =
-        static_cast<T>(static_cast<double>(learning_rate) / (1 + pushes_before * learning_rate_decay_));
-  }
-  if (weight_decay_ != 0) DecayWeights(rows, learning_rate);
-  if (coupled_weight_decay_ != 0 || maximize_) return UpdateByOtherGradients(rows, learning_rate, step);
-  Update(rows, learning_rate, step);
+T Optimizer<T>::Decayed(T learning_rate, uint64_t step) const noexcept {
+  const double pushes_before = static_cast<double>(step) - 1;
+  return static_cast<T>(static_cast<double>(learning_rate) / (1 + pushes_before * learning_rate_decay_));
 }
 
 template <typename T>
 void Optimizer<T>::UpdateByOtherGradients(const RowRefs<T>& rows, T learning_rate,
                                           uint64_t step) const noexcept {
-  // So many rows at once that their gradients stay in the processor's first cache, but one at least.
-  constexpr size_t kScratch = 2048;
-  constexpr size_t kRows = 64;
-  const size_t size = dim_;
-  const size_t most = std::clamp<size_t>(kScratch / size, 1, kRows);
-  const T sign = maximize_ ? T{-1} : T{1};
-  const T decay = coupled_weight_decay_;
-  std::array<T, kLargestDim> scratch;
-  std::array<const T*, kRows> gradients;
-  for (size_t begin = 0; begin < rows.n; begin += most) {
-    const size_t n = std::min(most, rows.n - begin);
-    for (size_t i = 0; i < n; ++i) {
-      const T* __restrict weight = rows.weights[begin + i];
-      const T* __restrict given = rows.gradients[begin + i];
-      T* __restrict used = scratch.data() + i * size;
-      for (size_t d = 0; d < size; ++d) used[d] = given[d] * sign + weight[d] * decay;
-      gradients[i] = used;
-    }
-    Update({rows.weights + begin, rows.states + begin, gradients.data(), n}, learning_rate, step);
-  }
+  std::array<T, kLargestDim> changed;
+  RowRefs<T> others = rows;
+  others.changed_gradient = changed.data();
+  Update(others, learning_rate, step);
 }
 
 template <typename T>
-void Optimizer<T>::DecayWeights(const RowRefs<T>& rows, T learning_rate) const noexcept {
+const T* Optimizer<T>::Prepare(const RowRefs<T>& rows, size_t i, T learning_rate) const noexcept {
+  if (rows.copies != nullptr) rows.copies->Load(i);
   const size_t size = dim_;
-  const T weight_decay = weight_decay_;
-  for (size_t i = 0; i < rows.n; ++i) {
-    T* __restrict weight = rows.weights[i];
-    for (size_t d = 0; d < size; ++d) weight[d] -= (weight[d] * weight_decay) * learning_rate;
+  T* __restrict weight = rows.weights[i];
+  if (weight_decay_ != 0) {  // as Keras, before the rule sees the weights
+    const T decay = weight_decay_;
+    for (size_t d = 0; d < size; ++d) weight[d] -= (weight[d] * decay) * learning_rate;
   }
+  const T* __restrict given = rows.gradients[i];
+  if (!changes_gradients_) return given;
+  // As PyTorch's `maximize` and `weight_decay`.
+  const T sign = maximize_ ? T{-1} : T{1};
+  const T decay = coupled_weight_decay_;
+  T* __restrict changed = rows.changed_gradient;
+  for (size_t d = 0; d < size; ++d) changed[d] = given[d] * sign + weight[d] * decay;
+  return changed;
 }
 
 template class Optimizer<float>;

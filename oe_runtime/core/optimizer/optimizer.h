@@ -12,6 +12,28 @@
 
 namespace oe {
 
+// Rows that are kept in another form than they are updated in. A rule takes one row after the other, so that
+// the places of RowRefs may be the same for all rows, and the processor overlaps the steps of several rows.
+class RowCopies {
+ public:
+  virtual void Load(size_t i) noexcept = 0;   // row i into its places
+  virtual void Store(size_t i) noexcept = 0;  // and back, once it is updated
+
+ protected:
+  ~RowCopies() = default;
+};
+
+// Rows whose weights and state are bfloat16, as a rule may take them at once: they are the same as by
+// RowCopies.
+struct Bfloat16Rows {
+  static constexpr size_t kMostDim = 256;
+
+  std::byte* const* rows = nullptr;
+  size_t state_at = 0;              // bytes
+  const uint64_t* seeds = nullptr;  // of the weights' random numbers
+  bool wide = false;                // by AVX-512
+};
+
 // The rows of an update: for each i < n, the dim weights, the state and the gradient (dim) of a row.
 template <typename T>
 struct RowRefs {
@@ -19,6 +41,9 @@ struct RowRefs {
   T* const* states = nullptr;
   const T* const* gradients = nullptr;
   size_t n = 0;
+  RowCopies* copies = nullptr;
+  const Bfloat16Rows* bfloat16 = nullptr;
+  T* changed_gradient = nullptr;  // memory for it, where options change gradients
 };
 
 // A slot with what it begins with in a new row.
@@ -55,8 +80,22 @@ class Optimizer {
 
   // `step` counts the pushes of the table from 1.
   void Apply(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept {
-    if (has_options_) return ApplyOptions(rows, learning_rate, step);
+    if (learning_rate_decay_ != 0) learning_rate = Decayed(learning_rate, step);
+    if (changes_gradients_) return UpdateByOtherGradients(rows, learning_rate, step);
     Update(rows, learning_rate, step);
+  }
+
+  // What rules call around the update of row i, unless all rows are plain: Begin() loads a copy, applies the
+  // options of every rule to it, and returns its gradient.
+  bool IsPlain(const RowRefs<T>& rows) const { return rows.copies == nullptr && !changes_rows_; }
+  bool TakesBfloat16(const RowRefs<T>& rows) const {
+    return rows.bfloat16 != nullptr && !changes_rows_ && dim_ <= Bfloat16Rows::kMostDim;
+  }
+  const T* Begin(const RowRefs<T>& rows, size_t i, T learning_rate) const noexcept {
+    return IsPlain(rows) ? rows.gradients[i] : Prepare(rows, i, learning_rate);
+  }
+  static void End(const RowRefs<T>& rows, size_t i) noexcept {
+    if (rows.copies != nullptr) rows.copies->Store(i);
   }
 
  protected:
@@ -64,16 +103,13 @@ class Optimizer {
 
   size_t dim() const { return dim_; }
 
-  // The rule without the options of every rule.
+  // The rule without the options of every rule, but between Begin() and End() of each row.
   virtual void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept = 0;
 
  private:
-  // The options of every rule, then the rule.
-  void ApplyOptions(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept;
-  // As Keras: w -= w·weight_decay·lr, before the rule sees the weights.
-  void DecayWeights(const RowRefs<T>& rows, T learning_rate) const noexcept;
-  // Updates with ±g + coupled_weight_decay·w in place of g, as PyTorch's `maximize` and `weight_decay`.
+  T Decayed(T learning_rate, uint64_t step) const noexcept;
   void UpdateByOtherGradients(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept;
+  const T* Prepare(const RowRefs<T>& rows, size_t i, T learning_rate) const noexcept;
 
   const size_t dim_;
   const std::vector<StateSlot> slots_;
@@ -81,7 +117,8 @@ class Optimizer {
   const T coupled_weight_decay_;
   const bool maximize_;
   const double learning_rate_decay_;
-  const bool has_options_;
+  const bool changes_gradients_;
+  const bool changes_rows_;
 };
 
 // Whether rows with the state of a complete optimizer can go on with another, whose state means the same.

@@ -12,8 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "oe_runtime/core/common/half_packing.h"
 #include "oe_runtime/core/common/params.h"
 #include "oe_runtime/core/common/registry.h"
+#include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/optimizer/symbol.h"
@@ -136,33 +138,104 @@ class BiasCorrection {
   bool is_exact_;
 };
 
-// Updates all weights of all rows. The rule is a copy, so that its fields can stay in registers.
+// Updates the weights of a row.
 template <typename Rule, typename T>
-void UpdateElements(Rule rule, const RowRefs<T>& rows, size_t dim, T rate) noexcept {
+void UpdateRow(const Rule& rule, const T* __restrict gradients, T* __restrict weights, T* state, size_t dim,
+               T rate) noexcept {
   constexpr size_t kSlots = Rule::kSlots;
   static_assert(kSlots <= kMostSlots);
-  for (size_t i = 0; i < rows.n; ++i) {
-    T* __restrict weights = rows.weights[i];
-    T* __restrict slot_0 = rows.states[i];
-    T* __restrict slot_1 = rows.states[i] + (kSlots > 1 ? 1 : 0) * dim;
-    T* __restrict slot_2 = rows.states[i] + (kSlots > 2 ? 2 : 0) * dim;
-    const T* __restrict gradients = rows.gradients[i];
+  T* __restrict slot_0 = state;
+  T* __restrict slot_1 = state + (kSlots > 1 ? 1 : 0) * dim;
+  T* __restrict slot_2 = state + (kSlots > 2 ? 2 : 0) * dim;
 #ifndef __clang__  // GCC does not take __restrict's word for it: it would compare all addresses for each row
 #pragma GCC ivdep
 #endif
-    for (size_t d = 0; d < dim; ++d) {
-      T weight = weights[d];
-      std::array<T, kSlots> slots;
-      if constexpr (kSlots > 0) slots[0] = slot_0[d];
-      if constexpr (kSlots > 1) slots[1] = slot_1[d];
-      if constexpr (kSlots > 2) slots[2] = slot_2[d];
-      rule(rate, gradients[d], weight, slots);
-      weights[d] = weight;
-      if constexpr (kSlots > 0) slot_0[d] = slots[0];
-      if constexpr (kSlots > 1) slot_1[d] = slots[1];
-      if constexpr (kSlots > 2) slot_2[d] = slots[2];
+  for (size_t d = 0; d < dim; ++d) {
+    T weight = weights[d];
+    std::array<T, kSlots> slots;
+    if constexpr (kSlots > 0) slots[0] = slot_0[d];
+    if constexpr (kSlots > 1) slots[1] = slot_1[d];
+    if constexpr (kSlots > 2) slots[2] = slot_2[d];
+    rule(rate, gradients[d], weight, slots);
+    weights[d] = weight;
+    if constexpr (kSlots > 0) slot_0[d] = slots[0];
+    if constexpr (kSlots > 1) slot_1[d] = slots[1];
+    if constexpr (kSlots > 2) slot_2[d] = slots[2];
+  }
+}
+
+// Updates all weights of all rows. The rule is a copy, so that its fields can stay in registers.
+template <bool kIsPlain, typename Rule, typename T>
+void UpdateElementsOf(const Optimizer<T>& optimizer, Rule rule, const RowRefs<T>& rows, size_t dim,
+                      T rate) noexcept {
+  for (size_t i = 0; i < rows.n; ++i) {
+    const T* gradients = kIsPlain ? rows.gradients[i] : optimizer.Begin(rows, i, rate);
+    UpdateRow(rule, gradients, rows.weights[i], rows.states[i], dim, rate);
+    if (!kIsPlain) Optimizer<T>::End(rows, i);
+  }
+}
+
+// The same of rows of bfloat16: each is loaded, updated, rounded and stored before the next.
+template <typename Rule>
+__attribute__((flatten)) void UpdateBfloat16(Rule rule, const RowRefs<float>& rows, size_t dim,
+                                             float rate) noexcept {
+  constexpr size_t kMost = Bfloat16Rows::kMostDim + kSlack;
+  std::array<float, kMost> weights{};
+  std::array<float, std::max<size_t>(Rule::kSlots, 1) * kMost> state{};
+  const auto values = static_cast<uint32_t>(dim);
+  const auto state_values = static_cast<uint32_t>(Rule::kSlots * dim);
+  for (size_t i = 0; i < rows.n; ++i) {
+    std::byte* row = rows.bfloat16->rows[i];
+    std::byte* of_state = row + rows.bfloat16->state_at;
+    Unpack<Bfloat16>(row, values, weights.data());
+    if (Rule::kSlots > 0) Unpack<Bfloat16>(of_state, state_values, state.data());
+    UpdateRow(rule, rows.gradients[i], weights.data(), state.data(), dim, rate);
+    const uint64_t seed = rows.bfloat16->seeds[i];
+    Pack<Bfloat16, false>(weights.data(), values, seed, row);
+    if (Rule::kSlots > 0) Pack<Bfloat16, true>(state.data(), state_values, Mix64(~seed), of_state);
+  }
+}
+#ifdef OE_AVX512
+// With AVX-512, for dims that are multiples of kWideLanes; the bits are the same.
+template <typename Rule>
+OE_AVX512 __attribute__((flatten)) void UpdateBfloat16Wide(Rule rule, const RowRefs<float>& rows, size_t dim,
+                                                           float rate) noexcept {
+  constexpr size_t kSlots = Rule::kSlots;
+  for (size_t i = 0; i < rows.n; ++i) {
+    auto* weights = reinterpret_cast<uint16_t*>(rows.bfloat16->rows[i]);
+    auto* state = reinterpret_cast<uint16_t*>(rows.bfloat16->rows[i] + rows.bfloat16->state_at);
+    const uint64_t seed = rows.bfloat16->seeds[i];
+    const uint64_t state_seed = Mix64(~seed);
+    for (uint32_t d = 0; d < dim; d += kWideLanes) {
+      std::array<float, (1 + kSlots) * kWideLanes> block;
+      UnpackWide(weights + d, block.data());
+      for (size_t slot = 0; slot < kSlots; ++slot) {
+        UnpackWide(state + slot * dim + d, block.data() + (1 + slot) * kWideLanes);
+      }
+      UpdateRow(rule, rows.gradients[i] + d, block.data(), block.data() + kWideLanes, kWideLanes, rate);
+      PackWide<false>(block.data(), d, seed, weights + d);
+      for (size_t slot = 0; slot < kSlots; ++slot) {
+        const auto number = static_cast<uint32_t>(slot * dim + d);
+        PackWide<true>(block.data() + (1 + slot) * kWideLanes, number, state_seed, state + number);
+      }
     }
   }
+}
+#endif
+
+template <typename Rule, typename T>
+void UpdateElements(const Optimizer<T>& optimizer, const Rule& rule, const RowRefs<T>& rows, size_t dim,
+                    T rate) noexcept {
+  if constexpr (std::is_same_v<T, float>) {
+#ifdef OE_AVX512
+    if (optimizer.TakesBfloat16(rows) && rows.bfloat16->wide && dim % kWideLanes == 0) {
+      return UpdateBfloat16Wide(rule, rows, dim, rate);
+    }
+#endif
+    if (optimizer.TakesBfloat16(rows)) return UpdateBfloat16(rule, rows, dim, rate);
+  }
+  if (optimizer.IsPlain(rows)) return UpdateElementsOf<true>(optimizer, rule, rows, dim, rate);
+  UpdateElementsOf<false>(optimizer, rule, rows, dim, rate);
 }
 
 template <typename Rule, typename T>
@@ -175,7 +248,7 @@ class ElementwiseOptimizer final : public Optimizer<T> {
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
     Rule rule = rule_;
     rule.Begin(learning_rate, step);
-    UpdateElements(rule, rows, this->dim(), learning_rate);
+    UpdateElements(*this, rule, rows, this->dim(), learning_rate);
   }
 
   const Rule rule_;

@@ -31,12 +31,13 @@ class RowwiseAdagrad final : public Optimizer<T> {
     const size_t size = this->dim();
     const T epsilon = epsilon_;
     for (size_t i = 0; i < rows.n; ++i) {
+      const T* __restrict gradient = this->Begin(rows, i, learning_rate);
       T* __restrict weight = rows.weights[i];
-      const T* __restrict gradient = rows.gradients[i];
       T& accumulator = *rows.states[i];
       accumulator += SumOfSquares(gradient, size) / static_cast<T>(size);
       const T rate = learning_rate / (std::sqrt(accumulator) + epsilon);
       for (size_t d = 0; d < size; ++d) weight[d] -= rate * gradient[d];
+      this->End(rows, i);
     }
   }
 

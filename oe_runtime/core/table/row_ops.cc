@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "oe_runtime/core/common/half.h"
-#include "oe_runtime/core/common/half_lanes.h"
+#include "oe_runtime/core/common/half_packing.h"
 #include "oe_runtime/core/initializer/initializer.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
 
@@ -66,120 +66,18 @@ class PlainRows final : public RowOps {
   const std::unique_ptr<const Initializer> initializer_;
 };
 
-template <typename Number>
-constexpr bool kIsHalf = !std::is_same_v<Number, float>;
-
-// n numbers of a row as floats; Number is float, Bfloat16 or Float16.
-template <typename Number>
-void Unpack(const std::byte* row, size_t n, float* values) noexcept {
-  if constexpr (!kIsHalf<Number>) {
-    if (n > 0) std::memcpy(values, row, n * sizeof(float));
-  } else {
-    UnpackHalves<Number>(reinterpret_cast<const uint16_t*>(row), n, values);
-  }
-}
-
-// Floats as n numbers of a row, halves rounded to the nearest.
-template <typename Number>
-void PackNearest(const float* values, size_t n, std::byte* row) noexcept {
-  if constexpr (kIsHalf<Number>) {
-    auto* halves = reinterpret_cast<uint16_t*>(row);
-    for (size_t d = 0; d < n; ++d) halves[d] = Number::Nearest(values[d]);
-  } else if (n > 0) {
-    std::memcpy(row, values, n * sizeof(float));
-  }
-}
-
-// Random numbers, by their numbers from d on.
-class RandomLanes {
- public:
-  explicit RandomLanes(uint64_t seed) noexcept
-      : first_(static_cast<uint32_t>(seed) + Lanes{0, 1, 2, 3, 4, 5, 6, 7} * kStep),
-        high_(static_cast<uint32_t>(seed >> 32)) {}
-
-  // "lowbias32" of C. Wellons (hash prospector, 2018), whose 32-bit multiplications vectorize, without its
-  // last step: only the upper halves are good.
-  Lanes operator()(uint32_t d) const noexcept {
-    Lanes random = first_ + d * kStep;
-    random = (random ^ random >> 16) * 0x7FEB352DU;
-    return (random ^ random >> 15 ^ high_) * 0x846CA68BU;
-  }
-
- private:
-  static constexpr uint32_t kStep = 0x9E3779B9;
-
-  const Lanes first_;
-  const uint32_t high_;
-};
-
-// Half::FromBits of numbers without NaN and infinity, and for bfloat16 below the largest, in fewer steps.
-template <typename Half>
-Lanes RoundCommon(Lanes bits, Lanes random) noexcept {
-  if constexpr (std::is_same_v<Half, Bfloat16>) {
-    return (bits + (random >> 16)) >> 16;
-  } else {
-    using Ints = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
-    using Floats = float __attribute__((vector_size(kLanes * sizeof(float))));
-    const auto magnitude = reinterpret_cast<Ints>(bits & 0x7FFFFFFF);
-    const auto add = reinterpret_cast<Ints>(random >> (32 - Half::kRandomBits));
-    const auto value = reinterpret_cast<Floats>(magnitude);
-    const Floats most = Floats{} + 0x1p-13F;
-    const Floats units =
-        (value < most ? value : most) * 0x1p24F + __builtin_convertvector(add, Floats) * 0x1p-13F;
-    const Ints largest = Ints{} + 0x7BFF;
-    Ints rounded = (magnitude + add - (112 << 23)) >> 13;
-    rounded = rounded < largest ? rounded : largest;
-    rounded = magnitude < (Ints{} + (113 << 23)) ? __builtin_convertvector(units, Ints) : rounded;
-    return reinterpret_cast<Lanes>(rounded) | (bits >> 16 & 0x8000);
-  }
-}
-
-// The largest magnitude of which RoundCommon() is no more the same.
-template <typename Half>
-constexpr uint32_t kUncommon = std::is_same_v<Half, Bfloat16> ? 0x7F7F0000 : 0x7F800000;
-
-// The numbers of a row, by RandomLanes of `seed`: a random number for each, or, of the state of rows
-// (`shared`), its two halves for two. Of `values`, kSlack more are read.
-constexpr size_t kSlack = size_t{2} * kLanes;
-template <typename Half, bool shared, typename Round>
-uint32_t PackBy(const float* values, uint32_t n, uint64_t seed, uint16_t* to, const Round& round) noexcept {
-  const RandomLanes random(seed);
-  Lanes largest{};
-  const auto pack = [&](uint32_t d, Lanes bits) {
-    const auto numbers = LoadLanes<Lanes>(values + d);
-    const Lanes magnitudes = numbers & 0x7FFFFFFF;
-    largest = magnitudes > largest ? magnitudes : largest;
-    StoreHalves(round(numbers, bits), std::min(kLanes, n - d), to + d);
-  };
-  for (uint32_t d = 0; d < n; d += 2 * kLanes) {
-    const Lanes bits = random(shared ? d / 2 : d);
-    pack(d, bits);
-    if (n - d <= kLanes) break;
-    pack(d + kLanes, shared ? (bits ^ bits >> 16) << 16 : random(d + kLanes));
-  }
-  uint32_t most = 0;
-  for (uint32_t i = 0; i < kLanes; ++i) most = std::max(most, largest[i]);
-  return most;
-}
-
-template <typename Half, bool shared>
-void Pack(const float* values, uint32_t n, uint64_t seed, std::byte* row) noexcept {
-  static_assert(!shared || Half::kRandomBits <= 16);
-  auto* to = reinterpret_cast<uint16_t*>(row);
-  if (PackBy<Half, shared>(values, n, seed, to, RoundCommon<Half>) < kUncommon<Half>) return;
-  PackBy<Half, shared>(values, n, seed, to, Half::template FromBits<Lanes>);
-}
-
 // Rows whose weights are Weight and whose state is State, one of them a half, the other a half or float.
 template <typename Weight, typename State>
 class PackedRows final : public RowOps {
  public:
-  PackedRows(const TableSpec& spec, const RowFormat& format)
+  PackedRows(const TableSpec& spec, const RowFormat& format, bool wide)
       : RowOps(format),
+        wide_(wide),
         optimizer_(Optimizer<float>::Create(spec.optimizer, spec.dim)),
         initializer_(Initializer::Create(spec.initializer, spec.name)),
         stream_(Mix64(spec.initializer.seed) ^ XXH3_64bits(spec.name.data(), spec.name.size())),
-        scratch_((kIsHalf<Weight> ? format.dim : 0) + (kIsHalf<State> ? format.state_values : 0)) {}
+        scratch_(kSlack + (kIsHalf<Weight> ? format.dim + kSlack : 0) +
+                 (kIsHalf<State> ? format.state_values : 0)) {}
 
   void Init(Key key, std::byte* row) const noexcept override {
     if (std::max<size_t>(format().dim, format().state_values) <= kCachedScratch) {
@@ -217,7 +115,7 @@ class PackedRows final : public RowOps {
   template <size_t kSize>
   using Scratch = std::array<float, kSize>;
   static constexpr size_t kCachedScratch = 4096;  // stays in the processor's first cache
-  static constexpr size_t kMostScratch = (1 + kMostSlots) * size_t{kLargestDim};
+  static constexpr size_t kMostScratch = (1 + kMostSlots) * size_t{kLargestDim} + 2 * kSlack;
 
   template <size_t kSize>
   void InitIn(Key key, std::byte* row) const noexcept {
@@ -229,47 +127,67 @@ class PackedRows final : public RowOps {
     WriteState(values.data(), row);
   }
 
-  // As many rows at once as fit into the first cache, but one at least.
+  // Rows as floats, one at a time in the same memory.
+  class Copies final : public RowCopies {
+   public:
+    Copies(const PackedRows& ops, std::byte* const* rows, const uint64_t* seeds, float* weights,
+           float* states)
+        : ops_(ops), rows_(rows), seeds_(seeds), weights_(weights), states_(states) {}
+
+    void Load(size_t i) noexcept override {
+      const RowFormat& format = ops_.format();
+      if constexpr (kIsHalf<Weight>) Unpack<Weight>(rows_[i], format.dim, weights_);
+      if constexpr (kIsHalf<State>) {
+        Unpack<State>(rows_[i] + format.state_at, format.state_values, states_);
+      }
+    }
+    void Store(size_t i) noexcept override {
+      const RowFormat& format = ops_.format();
+      const uint64_t seed = seeds_[i];
+      if constexpr (kIsHalf<Weight>) Pack<Weight, false>(weights_, format.dim, seed, rows_[i]);
+      if constexpr (kIsHalf<State>) {
+        const auto values = static_cast<uint32_t>(format.state_values);
+        Pack<State, true>(states_, values, Mix64(~seed), rows_[i] + format.state_at);
+      }
+    }
+
+   private:
+    const PackedRows& ops_;
+    std::byte* const* const rows_;
+    const uint64_t* const seeds_;
+    float* const weights_;
+    float* const states_;
+  };
+
   template <size_t kSize>
   void UpdateIn(std::byte* const* rows, const Key* keys, const void* const* gradients, size_t n, float rate,
                 uint64_t step) const noexcept {
-    const auto dim = format().dim;
-    const auto state_values = static_cast<uint32_t>(format().state_values);
-    const size_t state_at = format().state_at;
-    const size_t most = std::clamp<size_t>(kCachedScratch / std::max<size_t>(scratch_, 1), 1, kMostRows);
-    Scratch<kSize + kSlack> scratch;
-    std::array<float*, kMostRows> weights;
-    std::array<float*, kMostRows> states;
-    std::array<const float*, kMostRows> of_rows;
-    for (size_t begin = 0; begin < n; begin += most) {
-      const size_t size = std::min(most, n - begin);
-      float* free = scratch.data();
-      const auto unpack = [&](auto number, std::byte* from, size_t values) {
-        using Number = decltype(number);
-        if constexpr (!kIsHalf<Number>) return reinterpret_cast<float*>(from);  // updated where it is
-        float* to = free;
-        free += values;
-        Unpack<Number>(from, values, to);
-        return to;
+    alignas(64) Scratch<kSize> scratch;
+    std::fill_n(scratch.data(), scratch_, 0.0F);  // what lies between is read, too
+    const size_t padded = (format().dim + kSlack - 1) / kSlack * kSlack;
+    float* const states = scratch.data() + (kIsHalf<Weight> ? padded : 0);
+    std::array<uint64_t, kMostRows> seeds;
+    Copies copies(*this, rows, seeds.data(), scratch.data(), states);
+    std::array<float*, kMostRows> weights_of;
+    std::array<float*, kMostRows> states_of;
+    std::array<const float*, kMostRows> gradients_of;
+    for (size_t i = 0; i < n; ++i) {
+      const auto place = [&](bool is_half, std::byte* of_row, float* copy) {
+        return is_half ? copy : reinterpret_cast<float*>(of_row);
       };
-      for (size_t i = 0; i < size; ++i) {
-        std::byte* row = rows[begin + i];
-        weights[i] = unpack(Weight{}, row, dim);
-        states[i] = unpack(State{}, row + state_at, state_values);
-        of_rows[i] = static_cast<const float*>(gradients[begin + i]);
-      }
-      std::fill_n(free, kSlack, 0.0F);
-      optimizer_->Apply({weights.data(), states.data(), of_rows.data(), size}, rate, step);
-      for (size_t i = 0; i < size; ++i) {
-        std::byte* row = rows[begin + i];
-        const uint64_t seed = Mix64(Mix64(stream_ + keys[begin + i]) + step);
-        if constexpr (kIsHalf<Weight>) Pack<Weight, false>(weights[i], dim, seed, row);
-        if constexpr (kIsHalf<State>)
-          Pack<State, true>(states[i], state_values, Mix64(~seed), row + state_at);
-      }
+      weights_of[i] = place(kIsHalf<Weight>, rows[i], scratch.data());
+      states_of[i] = place(kIsHalf<State>, rows[i] + format().state_at, states);
+      gradients_of[i] = static_cast<const float*>(gradients[i]);
+      seeds[i] = Mix64(Mix64(stream_ + keys[i]) + step);
     }
+    constexpr bool kIsBfloat16 = std::is_same_v<Weight, Bfloat16> && std::is_same_v<State, Bfloat16>;
+    const Bfloat16Rows halves = {rows, format().state_at, seeds.data(), wide_};
+    optimizer_->Apply({weights_of.data(), states_of.data(), gradients_of.data(), n, &copies,
+                       kIsBfloat16 ? &halves : nullptr},
+                      rate, step);
   }
 
+  const bool wide_;
   const std::unique_ptr<const Optimizer<float>> optimizer_;
   const std::unique_ptr<const Initializer> initializer_;
   const uint64_t stream_;
@@ -277,27 +195,29 @@ class PackedRows final : public RowOps {
 };
 
 template <typename Weight>
-std::unique_ptr<const RowOps> CreatePacked(const TableSpec& spec, const RowFormat& format) {
-  if (IsHalf(format.state_dtype)) return std::make_unique<PackedRows<Weight, Bfloat16>>(spec, format);
-  if constexpr (kIsHalf<Weight>) return std::make_unique<PackedRows<Weight, float>>(spec, format);
+std::unique_ptr<const RowOps> CreatePacked(const TableSpec& spec, const RowFormat& format, bool wide) {
+  if (IsHalf(format.state_dtype)) return std::make_unique<PackedRows<Weight, Bfloat16>>(spec, format, wide);
+  if constexpr (kIsHalf<Weight>) return std::make_unique<PackedRows<Weight, float>>(spec, format, wide);
   return std::make_unique<PlainRows<float>>(spec, format);
 }
 
 }  // namespace
 
-std::unique_ptr<const RowOps> RowOps::Create(const TableSpec& spec) {
+std::unique_ptr<const RowOps> RowOps::Create(const TableSpec& spec) { return Create(spec, HasAvx512()); }
+
+std::unique_ptr<const RowOps> RowOps::Create(const TableSpec& spec, bool wide) {
   const RowFormat format = FormatOf(spec);
   switch (format.dtype) {
     case Dtype::kFloat64:
       return std::make_unique<PlainRows<double>>(spec, format);
     case Dtype::kBfloat16:
-      return CreatePacked<Bfloat16>(spec, format);
+      return CreatePacked<Bfloat16>(spec, format, wide);
     case Dtype::kFloat16:
-      return CreatePacked<Float16>(spec, format);
+      return CreatePacked<Float16>(spec, format, wide);
     case Dtype::kFloat32:
       break;
   }
-  return CreatePacked<float>(spec, format);
+  return CreatePacked<float>(spec, format, wide);
 }
 
 }  // namespace oe

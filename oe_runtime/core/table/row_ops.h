@@ -14,13 +14,16 @@ namespace oe {
 //
 // Weights and a state of halves are updated in float32 and rounded stochastically (common/half.h). Rounded to
 // the nearest half, an update below half the distance of two halves would be lost each time, and most updates
-// become that small; so would the decay of Adam's velocity. The random bits are a function of the seed and
-// name of the table, the key, the number of the push, and the weight or the number of the state, so any
-// storage, number of servers and threads gives the same rows.
+// become that small; so would the decay of Adam's velocity. Each row is loaded, updated, rounded and stored
+// before the next, so that the processor overlaps these steps of several rows. The random bits are a function
+// of the seed and name of the table, the key, the number of the push, and the weight or the number of the
+// state, so any storage, number of servers and threads gives the same rows.
 class RowOps {
  public:
-  // `spec` must be complete.
+  // `spec` must be complete. `wide`: with AVX-512, by default where the processor has it; the rows are the
+  // same.
   static std::unique_ptr<const RowOps> Create(const TableSpec& spec);
+  static std::unique_ptr<const RowOps> Create(const TableSpec& spec, bool wide);
 
   virtual ~RowOps() = default;
 

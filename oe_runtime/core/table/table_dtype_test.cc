@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,10 +15,12 @@
 #include "oe_runtime/core/checkpoint/compare.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/half.h"
+#include "oe_runtime/core/common/half_packing.h"
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/spec/row_format.h"
 #include "oe_runtime/core/storage/test_storage.h"
+#include "oe_runtime/core/table/row_ops.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {
@@ -528,6 +531,63 @@ TEST(PackedRowsTest, TheBitsOfRowsAreThoseOfTheFirstVersion) {
   };
   EXPECT_EQ(digest("bfloat16"), 11978245342939838912U);
   EXPECT_EQ(digest("float16"), 10417799207020092605U);
+}
+
+// The bytes of rows after some updates, the last of which may overflow a few weights.
+std::vector<std::byte> BytesAfterUpdates(const TableSpec& spec, bool wide, bool overflow) {
+  constexpr size_t kRows = 40;
+  const auto ops = RowOps::Create(Complete(spec), wide);
+  const size_t row_bytes = (ops->format().facts_at + 7) / 8 * 8;
+  std::vector<std::byte> bytes(kRows * row_bytes);
+  std::vector<Key> keys = AllKeys();
+  keys.resize(kRows);
+  std::vector<std::byte*> rows;
+  for (size_t i = 0; i < kRows; ++i) {
+    rows.push_back(&bytes[i * row_bytes]);
+    ops->Init(keys[i], rows[i]);
+  }
+  for (uint64_t step = 1; step <= 3; ++step) {
+    auto gradients = GradientsOf<float>(keys, spec.dim, step);
+    for (size_t i = 0; overflow && step == 3 && i < gradients.size(); i += 97) {
+      gradients[i] = i % 2 == 0 ? 3e38F : std::numeric_limits<float>::infinity();
+    }
+    std::vector<const void*> of_rows;
+    for (size_t i = 0; i < kRows; ++i) of_rows.push_back(&gradients[i * spec.dim]);
+    ops->Update(rows.data(), keys.data(), of_rows.data(), kRows, 0.05, step);
+  }
+  return bytes;
+}
+
+TEST(PackedRowsTest, Avx512GivesTheSameBits) {
+  if (!HasAvx512()) GTEST_SKIP() << "this processor has no AVX-512";
+  for (const char* dtypes : {"bfloat16", "bfloat16_bfloat16", "float32_bfloat16"}) {
+    for (const char* optimizer : {"adagrad", "adam"}) {
+      for (const uint32_t dim : {1U, 7U, 8U, 9U, 15U, 16U, 17U, 24U, 33U, 64U, 1500U}) {
+        const TableSpec spec = Spec(dtypes, optimizer, dim);
+        EXPECT_EQ(BytesAfterUpdates(spec, true, true), BytesAfterUpdates(spec, false, true))
+            << dtypes << " " << optimizer << " " << dim;
+      }
+    }
+  }
+}
+
+// As they were before rows were updated one by one, with every option of optimizers.
+TEST(PackedRowsTest, RowsOfEveryOptimizerAndOptionKeepTheirBits) {
+  uint64_t sum = 0;
+  for (const OptimizerInfo& info : Optimizers()) {
+    for (const Params& options : {Params{}, Params{{"weight_decay", 0.1}, {"learning_rate_decay", 0.1}},
+                                  Params{{"coupled_weight_decay", 0.1}, {"maximize", 1}}}) {
+      for (const char* dtypes : {"float32", "bfloat16", "float16", "bfloat16_bfloat16", "float16_bfloat16"}) {
+        if (!CanHave(dtypes, info.name)) continue;
+        TableSpec spec = Spec(dtypes, info.name, 17);
+        spec.optimizer.params = options;
+        for (const std::byte part : BytesAfterUpdates(spec, false, false)) {
+          sum = Mix64(sum + static_cast<uint64_t>(part));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(sum, 15042272760167635091U);
 }
 
 // A table of halves stays near one of float32 that is trained alike.
