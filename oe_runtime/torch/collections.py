@@ -48,7 +48,9 @@ class EmbeddingConfig:
     (`oe_runtime.TableSpec`), or as `init_fn` fills a tensor (num_embeddings, embedding_dim) in place.
     `data_type` is torch.float32, bfloat16 or float16, or the name of TorchRec or FBGEMM for it. `admission`
     and `eviction` decide which ids get a row and which rows are removed; `state_dtype` is that of the
-    optimizer's state, `exchange_dtype` that of gradients on their way to servers.
+    optimizer's state, `exchange_dtype` that of gradients on their way to servers. `weights_precision` and
+    `stochastic_rounding` are FBGEMM's words: another one for `data_type`, and whether rows of two bytes are
+    rounded stochastically, which they always are here.
     """
 
     num_embeddings: int
@@ -64,6 +66,8 @@ class EmbeddingConfig:
     eviction: Sequence[Mapping[str, Any]] = ()
     state_dtype: str | None = None
     exchange_dtype: str | None = None
+    weights_precision: Any = None
+    stochastic_rounding: bool | None = None
 
 
 @dataclass
@@ -490,10 +494,7 @@ def _options(table: Any) -> dict[str, Any]:
     for option, default in _REFUSED.items():
         if getattr(table, option, default) != default:
             raise ValueError(f"{where}: {option} is not offered for tables on parameter servers")
-    word = _name_of(table.data_type).removeprefix("torch.")
-    dtype = _DTYPES.get(word) or _DTYPES.get(word.upper())  # FBGEMM's are small
-    if dtype is None:
-        raise ValueError(f"{where}: data_type must be float32, bfloat16 or float16, not {table.data_type}")
+    dtype = _dtype(table, where)
     initializer = getattr(table, "initializer", None)
     if table.num_embeddings == -1 and table.init_fn is not None and not _is_uniform(table.init_fn):
         raise ValueError(f"{where}: init_fn fills all rows at once, but num_embeddings=-1 has any id")
@@ -515,6 +516,28 @@ def _options(table: Any) -> dict[str, Any]:
         "state_dtype": getattr(table, "state_dtype", None),
         "exchange_dtype": getattr(table, "exchange_dtype", None),
     }
+
+
+def _dtype(table: Any, where: str) -> Any:
+    """Return the type of a table's rows, by TorchRec's word or FBGEMM's. Raises ValueError."""
+    dtype = _type_of(table.data_type, f"{where}: data_type")
+    precision = getattr(table, "weights_precision", None)
+    if precision is not None:
+        asked, dtype = dtype, _type_of(precision, f"{where}: weights_precision")
+        if asked not in (dtype, torch.float32):
+            raise ValueError(
+                f"{where}: data_type is {table.data_type}, but weights_precision {precision}; set one of them"
+            )
+    in_backward.check_rounding(where, dtype, getattr(table, "stochastic_rounding", None))
+    return dtype
+
+
+def _type_of(value: Any, option: str) -> Any:
+    word = _name_of(value).removeprefix("torch.")
+    dtype = _DTYPES.get(word) or _DTYPES.get(word.upper())  # FBGEMM's are small
+    if dtype is None:
+        raise ValueError(f"{option} must be float32, bfloat16 or float16, not {value}")
+    return dtype
 
 
 def _is_uniform(function: Any) -> bool:

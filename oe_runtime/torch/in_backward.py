@@ -33,6 +33,7 @@ def take(layer: TableLayer, weight: Any) -> None:
         raise ValueError(f"a weight has several optimizers in backward: {names}; apply one")
     kind, given = classes[0], dict(weight._optimizer_kwargs[0])
     given.pop("optimizer", None)  # TorchRec's name of the rule, which the class says
+    check_rounding(f"{kind.__name__} in backward", layer.dtype, given.pop("stochastic_rounding", None))
     if kind.__module__.startswith("torchrec."):
         if kind.__name__ not in _OF_TORCHREC:
             known = ", ".join(_OF_TORCHREC)
@@ -49,6 +50,15 @@ def take(layer: TableLayer, weight: Any) -> None:
     # out of other optimizers.
     layer.anchor._in_backward_optimizers = [optimizer]
     layer.anchor._optimizer_classes, layer.anchor._optimizer_kwargs = [kind], [given]
+
+
+def check_rounding(where: str, dtype: Any, stochastic: bool | None) -> None:
+    """Raise ValueError where rows of two bytes shall be rounded to the nearest."""
+    if stochastic is not None and not stochastic and dtype in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"{where}: stochastic_rounding=False is not offered, because rows of two bytes would lose small "
+            "updates; leave it out, or keep rows in float32"
+        )
 
 
 def _settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -276,6 +276,19 @@ def test_tables_that_do_not_fit_are_refused_by_name():
     refused(
         [config(9, 4, "t", data_type="INT8")], "'t': data_type must be float32, bfloat16 or float16, not INT8"
     )
+    refused(
+        [config(9, 4, "t", weights_precision="int8")],
+        "'t': weights_precision must be float32, bfloat16 or float16, not int8",
+    )
+    refused(
+        [config(9, 4, "t", data_type="FP16", weights_precision="bf16")],
+        "'t': data_type is FP16, but weights_precision bf16; set one of them",
+    )
+    refused(
+        [config(9, 4, "t", weights_precision="fp16", stochastic_rounding=False)],
+        "'t': stochastic_rounding=False is not offered, .* keep rows in float32",
+    )
+    bags([config(9, 4, "t", stochastic_rounding=False)])  # float32 is not rounded
     refused([config(-1, 4, "t", init_fn=nn.init.ones_)], "'t': init_fn fills all rows at once")
     of_ids = embed.EmbeddingConfig
     refused([of_ids(9, 4, "t"), of_ids(9, 8, "u")], "'t' has 4, 'u' 8", embed.EmbeddingCollection)

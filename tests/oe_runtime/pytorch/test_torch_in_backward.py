@@ -207,5 +207,7 @@ def test_fbgemms_words_for_types():
     for word, dtype in ((SparseType.FP16, torch.float16), ("bf16", torch.bfloat16), ("FP32", torch.float32)):
         table = embed.EmbeddingBagConfig(ROWS, DIM, "x", data_type=word)
         assert embed.EmbeddingBagCollection([table]).layers[0].dtype == dtype
+        table = embed.EmbeddingBagConfig(ROWS, DIM, "x", weights_precision=word, stochastic_rounding=True)
+        assert embed.EmbeddingBagCollection([table]).layers[0].dtype == dtype
     with pytest.raises(ValueError, match="data_type must be float32, bfloat16 or float16"):
         embed.EmbeddingBagCollection([embed.EmbeddingBagConfig(ROWS, DIM, "x", data_type=SparseType.INT8)])
