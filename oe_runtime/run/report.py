@@ -131,6 +131,8 @@ def _tiles(events: Sequence[Event]) -> str:
         ("steps", f"{step['step']:,}" if "step" in step else None),
         ("training time", duration(end["seconds"]) if "seconds" in end else None),
         ("rows on servers", f"{sum(s['rows'] for s in servers):,}" if servers else None),
+        ("bytes per row in DRAM", _bytes_per_row(servers, "dram_bytes", "index_bytes")),
+        ("bytes per row in persistent memory or on drives", _bytes_per_row(servers, "pmem_bytes")),
         (
             "checkpoints not written",
             str(n) if (n := sum(e["event"] == "no_checkpoint" for e in events)) else None,
@@ -142,6 +144,13 @@ def _tiles(events: Sequence[Event]) -> str:
         f"<div><strong>{escape(value)}</strong><span>{name}</span></div>" for name, value in tiles if value
     )
     return f"<section class=tiles>{shown}</section>" if shown else ""
+
+
+def _bytes_per_row(servers: Sequence[Event], *fields: str) -> str | None:
+    """Return the bytes of the fields per row of all servers, or None if there are none."""
+    rows = sum(server["rows"] for server in servers)
+    size = sum(server.get(field, 0) for server in servers for field in fields)
+    return f"{size / rows:,.0f}" if rows and size else None
 
 
 def _paused(events: Sequence[Event]) -> float:

@@ -109,6 +109,8 @@ def test_the_servers_figures(tmp_path: Path) -> None:
     assert per_cent == pytest.approx([50, 90], abs=0.5)
     assert "rows in persistent memory or on drives" in page
     assert "indexes" not in page  # there were none
+    assert "<strong>52,429</strong><span>bytes per row in DRAM</span>" in page
+    assert "<strong>53,687,091</strong><span>bytes per row in persistent memory or on drives</span>" in page
     assert "12,345" in page
     assert "3 MiB" in page
 
