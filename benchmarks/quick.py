@@ -92,6 +92,10 @@ QUICK = {
         ("message libraries",),
     ),
     "table_bench": Quick("table_bench 2000", ("dram",)),
+    "memory": Quick(
+        "memory.py --rows 1000 --dims 9 --optimizers adagrad --out {out}/page.md",
+        ("adagrad, dim 9, float32", "adagrad, dim 9, bfloat16 rows and state"),
+    ),
     "pmem/tiers": Quick(
         'pmem --only tiers --runs "20000 8 1 0 5" "20000 8 1 6 5"', ("dram_pmem", "Ori-Cache")
     ),
