@@ -26,11 +26,10 @@ from oe_runtime.keras.exb import (
 )
 from oe_runtime.keras.job_callback import JobCallback
 from oe_runtime.keras.keras2 import accept_keras2_layers
-from oe_runtime.keras.model import Distributed, DistributedModel
+from oe_runtime.keras.model import Distributed, DistributedModel, distributed_optimizer
 from oe_runtime.keras.optimizers import DECLARED, AdagradDecay, AdamAsync, Ftrl, RowWiseAdagrad
 from oe_runtime.keras.saving import check_export, save_as_original_model
 from oe_runtime.keras.servers import Flags, flags
-from oe_runtime.keras.translate import distributed_optimizer
 from oe_runtime.support import job_hooks
 
 __version__ = version("oeprov")

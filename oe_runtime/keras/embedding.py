@@ -269,6 +269,10 @@ class TableLayer(_Layer):  # type: ignore[misc]
             )
         return backend.pull(self, ids)
 
+    def all_rows(self) -> Any:
+        """Return all rows as a tensor. Raises RuntimeError inside a tape, which would train none by that."""
+        return backend.all_rows(self)
+
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Return False where the id is 0, if mask_zero is set."""
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None

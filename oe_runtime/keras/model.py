@@ -10,8 +10,9 @@ import keras
 
 from oe_runtime.keras import backends
 from oe_runtime.keras.backends import backend
+from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.served import Served
-from oe_runtime.keras.translate import distributed_optimizer, table_optimizer
+from oe_runtime.keras.translate import table_optimizer
 from oe_runtime.keras.with_tables import WithTables
 
 
@@ -30,6 +31,31 @@ class WeightsOnly:
             "this directory has the weights and rows of a distributed model, but not its layers: make the "
             "model as it was made before, compile it, and model.load_weights(directory)"
         )
+
+
+def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
+    """Check that tables can be trained like dense variables by `optimizer`, and return it.
+
+    Takes an optimizer of Keras, or the name of one, or one of this package, whose rule tables have
+    (`oe_runtime.spec.OPTIMIZERS`). `DistributedModel.compile` gives every table the server's counterpart with
+    the same hyperparameters. Each step pushes with its learning rate, schedules included.
+
+    Differences from dense variables in Keras: a row's gradients are summed over the batch before the update,
+    and only rows in the batch are updated. So momenta of other rows stay, and `weight_decay` shrinks a row
+    only in its own steps.
+
+    `clipnorm`, `clipvalue` and `global_clipnorm` mean the same as in Keras, with a table as one variable.
+
+    `explicit` is OpenEmbedding's and has no effect: no option is ignored silently.
+
+    Raises ValueError naming the optimizer or the option that tables do not support.
+    """
+    del explicit
+    refuse_legacy(optimizer)
+    optimizer = keras.optimizers.get(optimizer)
+    table_optimizer(optimizer)
+    backend.update_rows(optimizer)
+    return optimizer
 
 
 class Distributed(WithTables):

@@ -102,11 +102,7 @@ class TableVariable:
 
     def read_value(self) -> Any:
         """Return all rows as a tensor. Raises RuntimeError inside a tape, and as `numpy` does."""
-        if keras.backend.backend() != "tensorflow":
-            return keras.ops.convert_to_tensor(self.numpy())
-        from oe_runtime.keras.backends import tensorflow
-
-        return tensorflow.all_rows(self.layer)
+        return self.layer.all_rows()
 
     @property
     def value(self) -> Any:

@@ -13,7 +13,6 @@ import numpy as np
 import oe_runtime._core as _core
 from oe_runtime.keras import optimizers as ours
 from oe_runtime.keras.accumulation import accumulation_steps
-from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.spec import OPTIMIZERS
 
 STOCK_CLASS = "_stock_class"  # the attribute of a class that `row_updates` has made
@@ -36,34 +35,6 @@ _UNSUPPORTED = {
     "weights out too",
     "loss_scale_factor": _NO_EQUIVALENT,
 }
-
-
-def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
-    """Check that tables can be trained like dense variables by `optimizer`, and return it.
-
-    Takes an optimizer of Keras, or the name of one, or one of this package, whose rule tables have
-    (`oe_runtime.spec.OPTIMIZERS`). `DistributedModel.compile` gives every table the server's counterpart with
-    the same hyperparameters. Each step pushes with its learning rate, schedules included.
-
-    Differences from dense variables in Keras: a row's gradients are summed over the batch before the update,
-    and only rows in the batch are updated. So momenta of other rows stay, and `weight_decay` shrinks a row
-    only in its own steps.
-
-    `clipnorm`, `clipvalue` and `global_clipnorm` mean the same as in Keras, with a table as one variable.
-
-    `explicit` is OpenEmbedding's and has no effect: no option is ignored silently.
-
-    Raises ValueError naming the optimizer or the option that tables do not support.
-    """
-    del explicit
-    refuse_legacy(optimizer)
-    optimizer = keras.optimizers.get(optimizer)
-    table_optimizer(optimizer)
-    if keras.backend.backend() == "tensorflow":
-        from oe_runtime.keras.row_updates import update_rows
-
-        update_rows(optimizer)
-    return optimizer
 
 
 def stock_class(optimizer: Any) -> type:

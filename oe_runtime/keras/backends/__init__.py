@@ -62,6 +62,12 @@ class Backend(Protocol):
         Raises RuntimeError where gradients of trainable rows would be lost.
         """
 
+    def all_rows(self, layer: Any) -> Any:
+        """Return all rows of a layer as a tensor. Raises RuntimeError where their gradients would be lost."""
+
+    def update_rows(self, optimizer: Any) -> None:
+        """Let an optimizer push the gradients of rows when a loop of one's own applies it."""
+
 
 def _load() -> Backend:
     if keras.__version__.startswith("2."):

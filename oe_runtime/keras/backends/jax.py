@@ -31,6 +31,8 @@ from oe_runtime.keras.served import Served
 
 _INT32 = 2**31
 
+all_rows, update_rows = one_by_one.all_rows, one_by_one.update_rows
+
 
 def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
     """See Backend."""

@@ -37,6 +37,16 @@ def check(what: str, *, several_workers: bool, staleness: int, micro_batches: in
             raise ValueError(f"{option} needs Keras on TensorFlow, but it runs on {what} here")
 
 
+def all_rows(layer: Any) -> Any:
+    """See Backend."""
+    return ops.convert_to_tensor(layer.get_weights()[0])
+
+
+def update_rows(optimizer: Any) -> None:
+    """Do nothing: there are no such loops on these backends."""
+    del optimizer
+
+
 def all_inputs(x: Any) -> list[Any]:
     """Return the flat inputs. Raises ValueError if one is missing."""
     flat = list(keras.tree.flatten(x))

@@ -11,11 +11,13 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import record  # whether a tape records has no public name
 
-from oe_runtime.keras import by_row, step, step_bodies
+from oe_runtime.keras import by_row, row_updates, step, step_bodies
 from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
 from oe_runtime.keras.matrices import check_readable
 from oe_runtime.keras.pipeline import Pipeline
 from oe_runtime.keras.served import Served
+
+update_rows = row_updates.update_rows
 
 
 def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:

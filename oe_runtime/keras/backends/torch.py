@@ -24,6 +24,8 @@ from oe_runtime.keras.feed import (
 )
 from oe_runtime.keras.served import Served
 
+all_rows, update_rows = one_by_one.all_rows, one_by_one.update_rows
+
 
 def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
     """See Backend."""
