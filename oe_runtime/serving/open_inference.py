@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -134,7 +135,13 @@ def check_version(asked: str, name: str, served: int) -> None:
 
 def server_metadata() -> dict[str, Any]:
     """Return the reply to GET /v2."""
-    return {"name": "oe_runtime", "version": version("oeprov"), "extensions": ["binary_tensor_data"]}
+    return {"name": "oe_runtime", "version": _version(), "extensions": ["binary_tensor_data"]}
+
+
+@cache
+def _version() -> str:
+    """Read from disk."""
+    return version("oeprov")
 
 
 def model_metadata(name: str, model: Model) -> dict[str, Any]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from serve_process import Serving
+from serving_surface import DIFFERENT, PROBES
 
-pytest.importorskip("grpc")
+grpc = pytest.importorskip("grpc")
 pytest.importorskip("tensorflow_serving.apis")
 
 pytestmark = pytest.mark.process
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "serving.md"
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +54,18 @@ def serving(tmp_path_factory):
     def value(inputs):
         return {"outputs": 1 / tf.io.parse_example(inputs, features)["x"]}
 
+    @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+    def known(x):
+        return {"known": tf.where(tf.math.is_nan(x), 0.0, 1.0)}
+
     directory = tmp_path_factory.mktemp("values")
-    signatures = {"serving_default": answer, "measure": measure, "label": label, "value": value}
+    signatures = {
+        "serving_default": answer,
+        "measure": measure,
+        "label": label,
+        "value": value,
+        "known": known,
+    }
     tf.saved_model.save(tf.Module(), str(directory / "model"), signatures)
     with Serving(directory, directory / "model") as serving:
         yield serving
@@ -193,6 +207,7 @@ def test_each_signature_is_answered_and_described(serving):
         "measure": ["word"],
         "label": ["inputs"],
         "value": ["inputs"],
+        "known": ["x"],
     }
     assert found["measure"]["outputs"]["bytes"]["dtype"] == "DT_INT32"
     with serving.grpc() as grpc:
@@ -309,3 +324,21 @@ def test_texts_of_an_inference(serving):
     inputs = [{"name": "word", "shape": [1], "datatype": "BYTES", "data": ["ab"]}]
     body = {"inputs": inputs, "parameters": {"signature_name": "measure"}}
     assert serving.ask(path, body)[1]["outputs"][0]["data"] == [2]
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_the_surface_of_tensorflow_serving(serving, name):
+    """60 probes; what is different is in the guide, and is no crash."""
+    if name not in DIFFERENT:
+        PROBES[name](serving)
+    else:
+        with pytest.raises((AssertionError, grpc.RpcError)):
+            PROBES[name](serving)
+        assert f"| {DIFFERENT[name]} |" in GUIDE.read_text(encoding="utf-8")
+    assert serving.state()[0] == "AVAILABLE"
+    assert "Traceback" not in serving.errors.read_text()
+
+
+def test_how_much_of_the_surface_is_the_same():
+    assert len(PROBES) == 60
+    assert len(PROBES.keys() - DIFFERENT) == 54
