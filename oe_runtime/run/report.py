@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from oe_runtime import freshness
 from oe_runtime.errors import OeError
 from oe_runtime.run.charts import LEVEL_COLOR, Chart, Mark, Series, Size, binary, draw, duration, si
 from oe_runtime.run.report_style import STYLE
@@ -58,7 +59,7 @@ def render(run_directory: Path) -> str:
         f"<header><h1>{escape(title)}</h1>{_status(events)}</header>",
         _facts(events, start),
         _tiles(events),
-        _charts(events),
+        _charts(events, freshness.read(run_directory)),
         _course(events),
         _settings(config),
         _tables(events),
@@ -158,7 +159,7 @@ def _paused(events: Sequence[Event]) -> float:
     return sum(float(e["seconds"]) for e in events if e["event"] == "pause" and _finite(e.get("seconds")))
 
 
-def _charts(events: Sequence[Event]) -> str:
+def _charts(events: Sequence[Event], fresh: Sequence[Event]) -> str:
     steps = _by_step(e for e in events if e["event"] == "step")
     servers = _by_step(e for e in events if e["event"] == "servers")
     result = _last(events, "eval")
@@ -244,10 +245,24 @@ def _charts(events: Sequence[Event]) -> str:
             form=si,
         ),
     ]
-    shown = [c for c in charts if c is not None]
+    shown = [c for c in (*charts, _freshness(fresh, marks)) if c is not None]
     many = any(len(s.x) > 2 * c.buckets(_NARROW) for c in shown for s in c.series)
     note = "<p class=note>Of many points a line is the mean and its shade the range.</p>" if many else ""
     return f"<section class=charts>{''.join(map(_figure, shown))}</section>{note}"
+
+
+def _freshness(fresh: Sequence[Event], marks: Sequence[Mark]) -> Chart | None:
+    """Return the chart of processes that serve; None without any."""
+    if not fresh:
+        return None
+    step, seconds, most = (
+        np.array([e[name] for e in fresh], np.float64) for name in ("step", "seconds", "most")
+    )
+    curves = [
+        Series("mean of the processes that serve", _BLUE, step, seconds),
+        Series("most", _ORANGE, step, most),
+    ]
+    return Chart("Freshness", "seconds from a step to answers of it", curves, marks, zero=True)
 
 
 def _figure(chart: Chart) -> str:

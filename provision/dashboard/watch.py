@@ -18,7 +18,7 @@ from provision.hosts.survey import survey
 from provision.inventory import vault
 from provision.jobs import observing, store
 from provision.jobs.backends import registry
-from provision.jobs.metrics import course
+from provision.jobs.metrics import FRESHNESS, course
 from provision.jobs.store import ACTIVE, Job
 
 Document = dict[str, Any]
@@ -112,7 +112,8 @@ class Watch:
 
     def _job(self, job: Job) -> Document:
         times = tuple(
-            path.stat().st_mtime_ns if path.exists() else 0 for path in (job.state_file, job.metrics_file)
+            path.stat().st_mtime_ns if path.exists() else 0
+            for path in (job.state_file, job.metrics_file, job.metrics_file.with_name(FRESHNESS))
         )
         known = self._ended.get(job.id)
         if known and known[0] == times:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+FRESHNESS = "freshness.jsonl"  # beside the events
 _WINDOW = 1 << 18  # bytes read at each end: `status` must stay quick on long runs
 
 
@@ -123,6 +126,8 @@ class Course:
     loss: list[float | None]
     samples_per_s: list[float | None]
     checkpoints: list[Event]
+    fresh_step: list[int]  # of processes that serve the run's checkpoints
+    fresh_s: list[float]  # seconds from the end of that step to answers of it
 
 
 def summary(path: Path) -> Summary:
@@ -169,15 +174,35 @@ def course(path: Path, points: int = 120, checkpoints: int = 5) -> Course:
     # The last event of each step: after a server was lost, steps come twice.
     steps = {int(event["step"]): event for event in events if event["event"] == "step" and "step" in event}
     newest = [steps[step] for step in sorted(steps)[-points:]]
+    fresh = _freshness(path.with_name(FRESHNESS))
     return Course(
         step=[int(event["step"]) for event in newest],
         loss=[event.get("loss") for event in newest],
         samples_per_s=[event.get("samples_per_s") for event in newest],
         checkpoints=[event for event in events if event["event"] == "checkpoint"][-checkpoints:],
+        fresh_step=(fresh_steps := sorted(fresh)[-points:]),
+        fresh_s=[sum(fresh[step]) / len(fresh[step]) for step in fresh_steps],
     )
 
 
+def _freshness(path: Path) -> dict[int, list[float]]:
+    """Seconds by step, one per process that serves, from lines of oe_runtime's ``freshness.jsonl``."""
+    found: dict[int, list[float]] = {}
+    for line in _lines(path):
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+            read = json.loads(line)
+            step, seconds = int(read["step"]), float(read["seconds"])
+            if math.isfinite(seconds):
+                found.setdefault(step, []).append(seconds)
+    return found
+
+
 def _events(path: Path) -> list[Event]:
+    return [event for line in _lines(path) if (event := parse_event(line)) is not None]
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Lines of the first and the last part of a file; [] without one."""
     try:
         with path.open("rb") as file:
             data = file.read(_WINDOW)
@@ -188,7 +213,7 @@ def _events(path: Path) -> list[Event]:
             data += file.read()
     except OSError:
         return []
-    return [event for line in data.split(b"\n") if (event := parse_event(line)) is not None]
+    return data.split(b"\n")
 
 
 def number(value: Any, digits: int = 4) -> str:

@@ -192,7 +192,8 @@ function jobCard(job, now) {
     el("div", { class: "tiles" }, tiles),
     el("div", { class: "charts" }, [
       chart("Throughput, samples/s", course.step, course.samples_per_s, 0, false),
-      chart("Loss", course.step, course.loss, 3, true)].filter(Boolean)),
+      chart("Loss", course.step, course.loss, 3, true),
+      chart("Freshness, seconds from a step to answers of it", course.fresh_step, course.fresh_s, 2, false)].filter(Boolean)),
     job.processes.length ? processes(job) : null,
     checkpoints(job, now));
 }

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oe_runtime.freshness import FreshnessLog, read
 from oe_runtime.report import main
 from oe_runtime.run.charts import binary, condense, plain, si, ticks
 from oe_runtime.run.report import render
@@ -113,6 +114,23 @@ def test_the_servers_figures(tmp_path: Path) -> None:
     assert "<strong>53,687,091</strong><span>bytes per row in persistent memory or on drives</span>" in page
     assert "12,345" in page
     assert "3 MiB" in page
+
+
+def test_how_fresh_answers_were(tmp_path: Path) -> None:
+    assert "Freshness" not in render(run(tmp_path, *steps(3)))
+    log = FreshnessLog()
+    for step, seconds in ((20, 0.25), (40, 0.5)):
+        log.note(tmp_path, step, seconds)
+        log.flush()
+    with (tmp_path / "freshness.jsonl").open("a") as file:
+        file.write('{"step": 40, "seconds": 0.7, "most": 1.5}\n{"step": 60}\n[]\n{"step": 1e999')
+    assert read(tmp_path) == [
+        {"step": 20, "seconds": 0.25, "most": 0.25},
+        {"step": 40, "seconds": 0.6, "most": 1.5},
+    ]
+    page = render(tmp_path)
+    assert len(drawings(page)["Freshness"]) == 2
+    assert "mean of the processes that serve" in page
 
 
 def test_what_drives_read_and_wrote(tmp_path: Path) -> None:

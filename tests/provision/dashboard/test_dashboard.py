@@ -142,6 +142,9 @@ def test_hosts_and_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             )
         )
     )
+    (job.run_dir / "freshness.jsonl").write_text(
+        '{"step": 2, "seconds": 0.2}\n{"step": 2, "seconds": 0.4}\n{"step": 3, "seconds": NaN}\n[2]\n{"st'
+    )
     ended = ProcessState(name="server-0", role="parameter_server", host="x", pid=1, started=1, exit_code=0)
     broken.write_state(JobState(phase="failed", processes=[ended]))
     broken.job_file.write_text("{}")
@@ -157,6 +160,8 @@ def test_hosts_and_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert jobs[job.id]["course"]["step"] == [2, 3]
     assert jobs[job.id]["course"]["loss"] == [0.7, 0.5]
     assert [event["step"] for event in jobs[job.id]["course"]["checkpoints"]] == [2]
+    assert jobs[job.id]["course"]["fresh_step"] == [2]
+    assert jobs[job.id]["course"]["fresh_s"] == pytest.approx([0.3])
     assert "job.json" in jobs[broken.id]["message"]
     text = json.dumps(found)
     for secret in (job.token_file.read_text().strip(), "carol", "192.0.2.11"):
