@@ -658,7 +658,7 @@ class Client:
         from another number of servers, or mostly erased rows.
 
         With `contents`, files that take little memory (32 MiB a server) may be left to the caller to write:
-        it gets them by name. Training may go on while they are written.
+        it gets one pack per server, by name, which holds them. Training may go on while packs are written.
         """
         last = "" if since is None else str(Path(since).absolute())
         text, held = self._settled().save(str(Path(directory).absolute()), last, contents is not None)
@@ -691,16 +691,19 @@ class Client:
             self.replacements += 1
             self._settled().restore(found)
 
-    def apply_increment(self, directory: str | os.PathLike[str]) -> None:
+    def apply_increment(self, directory: str | os.PathLike[str], read: _core.Increment | None = None) -> None:
         """Bring tables of this process, which are not pushed to, from the last restore to an increment.
 
         ``directory`` was written by ``save`` with ``since`` that restore, by as many servers as this client
         has. Reads only the increment; admission counts stay. Verifies all files before the first change.
         Raises ``CheckpointError`` for one that does not follow; after a ``StorageError`` only ``restore``
-        helps.
+        helps. ``read`` is what ``_core.read_increment`` returned for the directory before.
         """
+        if read is None:
+            names = [self.spec(table).name for table in self._tables]
+            read = _core.read_increment(str(Path(directory).absolute()), names, self.servers)
         self.replacements += 1
-        self._core.apply_increment(str(Path(directory).absolute()))
+        self._core.apply_increment(read)
 
     def checkpoint(self, batch: int, *, wait: bool = False) -> None:
         """Mark the present state of every table as checkpoint ``batch`` in the servers' storage.

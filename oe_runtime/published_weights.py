@@ -1,7 +1,8 @@
 """The dense weights of a model in training, by step, on the first server: for processes that serve the model.
 
-A publication is a shared value under a name that is served: a line of JSON, {"step", "arrays": [name, dtype,
-shape] of each}, and the arrays' bytes one after the other.
+A publication is a shared value under a name that is served: a line of JSON, {"step", "taken", "arrays":
+[name, dtype, shape] of each}, "taken" being when the step ended (`time.time()`), and the arrays' bytes one
+after the other.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class WeightsPublisher:
         try:
             if self._core is None:
                 self._core, self._versions = self._connect(), {}
-            write_pieces(self._exchange, NAME, encode(step, arrays), self._versions)
+            taken = round(time.time() - (time.monotonic() - began), 3)
+            write_pieces(self._exchange, NAME, encode(step, arrays, taken), self._versions)
             self._due = max(self._due, began + (copied + time.thread_time() - before) / _COST)
         except OeError as error:
             self._disconnect()
@@ -101,10 +103,10 @@ class WeightsPublisher:
         self._core = None
 
 
-def read(core: _core.Client, known: int) -> tuple[int, int, dict[str, NDArray[Any]]] | None:
-    """Return version, step and weights of the newest publication; None if it is not newer than `known`.
+def read(core: _core.Client, known: int) -> tuple[int, int, dict[str, NDArray[Any]], float | None] | None:
+    """Return version and content of the newest publication; None if it is not newer than `known`.
 
-    Raises ServingError for one that cannot be read, and ServerLost.
+    The content is that of `decode`. Raises ServingError for one that cannot be read, and ServerLost.
     """
     try:
         found = read_pieces(lambda *arguments: exchange(core, *arguments), NAME, known)
@@ -124,15 +126,15 @@ def exchange(core: _core.Client, name: str, replaces: int | None, value: bytes) 
     return version, written, found or b""
 
 
-def encode(step: int, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the bytes of a publication."""
+def encode(step: int, arrays: Mapping[str, NDArray[Any]], taken: float | None = None) -> bytes:
+    """Return the bytes of a publication. `taken` is when the step ended."""
     described = [[name, array.dtype.name, array.shape] for name, array in arrays.items()]
-    head = json.dumps({"step": step, "arrays": described}).encode()
+    head = json.dumps({"step": step, "taken": taken, "arrays": described}).encode()
     return b"\n".join([head, b"".join(array.tobytes() for array in arrays.values())])
 
 
-def decode(content: bytes) -> tuple[int, dict[str, NDArray[Any]]]:
-    """Return step and arrays of a publication. Raises KeyError, TypeError, ValueError."""
+def decode(content: bytes) -> tuple[int, dict[str, NDArray[Any]], float | None]:
+    """Return step, arrays and `taken` of a publication. Raises KeyError, TypeError, ValueError."""
     head, _, values = content.partition(b"\n")
     described = json.loads(head)
     arrays, at = {}, 0
@@ -141,4 +143,5 @@ def decode(content: bytes) -> tuple[int, dict[str, NDArray[Any]]]:
             raise ValueError(f"{name} has objects")
         arrays[name] = np.ndarray(shape, dtype, values, at).copy()
         at += arrays[name].nbytes
-    return int(described["step"]), arrays
+    taken = described.get("taken")  # earlier versions do not say it
+    return int(described["step"]), arrays, None if taken is None else float(taken)

@@ -6,13 +6,13 @@
 
 from oe_runtime.checkpoint.store import (
     MANIFEST,
+    WITH_ROWS,
     Checkpoint,
     begin,
     chain,
-    find_table_files,
+    find_tables,
     latest,
     links,
-    map_files,
     order,
     pin,
     publish,
@@ -25,13 +25,13 @@ from oe_runtime.checkpoint.store import (
 
 __all__ = [
     "MANIFEST",
+    "WITH_ROWS",
     "Checkpoint",
     "begin",
     "chain",
-    "find_table_files",
+    "find_tables",
     "latest",
     "links",
-    "map_files",
     "order",
     "pin",
     "publish",

@@ -140,6 +140,9 @@ class RemoteCheckpoints:
         target.mkdir(parents=True)
 
         def get(file: str, wanted: Mapping[str, Any]) -> None:
+            if file.endswith(store.PACK):  # it is small
+                self._download(name, file, wanted, target)
+                return
             url = self.root / name / file
             with url.open(buffering=0) as source, (target / file).open("wb") as local:
                 size = source.seek(0, os.SEEK_END)
@@ -163,12 +166,23 @@ class RemoteCheckpoints:
         try:
             manifest = self.manifest(name)[1]
             checksums = {entry["file"]: entry["checksum"] for entry in manifest.get("tables", ())}
-            _each(get, {file: wanted for file, wanted in manifest["files"].items() if file.endswith(".oet")})
+            files = manifest["files"].items()
+            _each(get, {file: wanted for file, wanted in files if file.endswith(store.WITH_ROWS)})
             (self.root / name / MANIFEST).download(target / MANIFEST)
         except OSError as error:
             raise CheckpointError(
                 f"cannot read {self.root / name}: {remote_files.describe(error)}"
             ) from error
+
+    def _download(self, name: str, file: str, wanted: Mapping[str, Any], directory: Path) -> None:
+        """Bring a file to a directory. Raises CheckpointError for another than the manifest has, OSError."""
+        url = self.root / name / file
+        size, digest = url.download(directory / file)
+        if size != wanted["bytes"]:
+            said = f"it has {size} bytes, the manifest says {wanted['bytes']}"
+            raise CheckpointError(f"{url} is damaged: {said}")
+        if digest != wanted["sha256"]:
+            raise CheckpointError(f"{url} is damaged: its SHA-256 is not the manifest's")
 
     def _fetch(self, name: str, manifest: Mapping[str, Any], directory: Path) -> None:
         partial = directory / f"{_FETCHING}{name}"
@@ -177,13 +191,7 @@ class RemoteCheckpoints:
 
         def get(file: str, wanted: Mapping[str, Any]) -> None:
             (partial / file).parent.mkdir(parents=True, exist_ok=True)
-            url = self.root / name / file
-            size, digest = url.download(partial / file)
-            if size != wanted["bytes"]:
-                said = f"it has {size} bytes, the manifest says {wanted['bytes']}"
-                raise CheckpointError(f"{url} is damaged: {said}")
-            if digest != wanted["sha256"]:
-                raise CheckpointError(f"{url} is damaged: its SHA-256 is not the manifest's")
+            self._download(name, file, wanted, partial)
 
         try:
             _each(get, manifest["files"])

@@ -27,11 +27,10 @@ class Saved:
     def open(cls, path: Path) -> Saved:
         """Read manifest and headers; ``problems`` are those of unreadable table files."""
         found = store.read(path) if (path / store.MANIFEST).exists() else None
-        names = sorted(path.glob("*.oet"))
-        if found is None and not names:
-            raise CheckpointError(f"{path} is not a checkpoint: it has no {store.MANIFEST}")
         files: dict[str, list[Mapping[str, Any]]] = {}
-        problems = []
+        names, problems = store.table_files(path)
+        if found is None and not names and not problems:
+            raise CheckpointError(f"{path} is not a checkpoint: it has no {store.MANIFEST}")
         for file in names:
             try:
                 info = {"file": file.name, **json.loads(_core.table_file(str(file)))}
@@ -40,7 +39,7 @@ class Saved:
                 continue
             files.setdefault(info["table"], []).append(info)
         for name in {} if found is None else found.manifest["files"]:
-            if name.endswith(".oet") and not (path / name).exists():
+            if name.endswith(store.WITH_ROWS) and not (path / name).exists():
                 problems.append(f"{path / name}: No such file or directory; the checkpoint is not whole")
         for of_table in files.values():
             of_table.sort(key=lambda info: int(info["server"]))
@@ -67,7 +66,9 @@ class Saved:
         """The files that belong to no table, with their bytes in the manifest."""
         listed = {} if self.found is None else self.found.manifest["files"]
         return {
-            name: item["bytes"] for name, item in listed.items() if not name.endswith((".oet", ".oet.filter"))
+            name: item["bytes"]
+            for name, item in listed.items()
+            if not name.endswith((*store.WITH_ROWS, ".oet.filter"))
         }
 
     def require(self) -> Saved:

@@ -30,12 +30,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
 
+import oe_runtime._core as _core
 from oe_runtime.errors import CheckpointError
 from oe_runtime.support import durable
 
 T = TypeVar("T")
 
 FORMAT = 1
+_FORMAT_OF_PACKS = 2  # of a checkpoint with packs, which earlier versions would take for one without rows
+PACK = ".oets"  # the ending of one file with the small table files of a server
+WITH_ROWS = (".oet", PACK)
 MANIFEST = "manifest.json"
 _SMALL = 16 << 20  # bytes
 _LARGEST_MANIFEST = 64 << 20  # bytes
@@ -189,7 +193,7 @@ def _complete(
     folders = [partial, *(p for p in partial.rglob("*") if p.is_dir())]
     sums = map_files(_sum, [partial / name for name in names])
     manifest = {
-        "format": FORMAT,
+        "format": _FORMAT_OF_PACKS if any(name.endswith(PACK) for name in names) else FORMAT,
         "step": step,
         **({"base": {"name": base.name, "sha256": _digest(base, stamp(base / MANIFEST))}} if base else {}),
         "files": {
@@ -244,9 +248,10 @@ def parse(text: bytes, file: str) -> tuple[int, Mapping[str, Any]]:
         raise CheckpointError(f"{file} is damaged: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise CheckpointError(f"{file} is damaged: it lists no files")
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") not in (FORMAT, _FORMAT_OF_PACKS):
         raise CheckpointError(
-            f"{file}: format is {manifest.get('format')!r}; this version reads format {FORMAT}"
+            f"{file}: format is {manifest.get('format')!r}; this version reads {FORMAT} and "
+            f"{_FORMAT_OF_PACKS}"
         )
     step = manifest.get("step")
     if not isinstance(step, int) or not 0 <= step < 1 << 63:
@@ -445,12 +450,29 @@ def map_files(work: Callable[[Path], T], files: Sequence[Path]) -> list[T]:
         return list(pool.map(work, files))
 
 
-def find_table_files(directory: Path) -> dict[str, list[Path]]:
-    """Return the table files in a directory by table, as their names say: server-0-of-1.TABLE.oet."""
-    found: dict[str, list[Path]] = {}
-    for file in sorted(directory.glob("*.oet")):
-        found.setdefault(unquote(file.name.split(".")[1]), []).append(file)
-    return found
+def table_files(directory: Path) -> tuple[list[Path], list[str]]:
+    """Return the table files in a directory, and what is wrong with its packs.
+
+    A file in a pack has the path that it would have beside the pack.
+    """
+    names, problems = {file.name for file in directory.glob("*.oet")}, []
+    for pack in sorted(directory.glob(f"*{PACK}")):
+        try:
+            names.update(_core.packed_files(str(pack)))
+        except CheckpointError as error:
+            problems.append(str(error))
+    return [directory / name for name in sorted(names)], problems
+
+
+def find_tables(directory: Path) -> set[str]:
+    """Return the tables whose files are in a directory, as their names say: server-0-of-1.TABLE.oet.
+
+    Raises CheckpointError for a damaged pack.
+    """
+    files, problems = table_files(directory)
+    for problem in problems:
+        raise CheckpointError(problem)
+    return {unquote(file.name.split(".")[1]) for file in files}
 
 
 def _synced(extra: Mapping[str, Any]) -> set[str]:

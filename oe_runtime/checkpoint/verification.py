@@ -42,9 +42,10 @@ def checkpoint_problems(saved: Saved) -> Iterable[str]:
     if saved.found is not None:
         yield from store.problems(saved.found)
         listed = set(saved.found.manifest["files"])
-        for file in sorted(saved.path.glob("*.oet")):
+        for file in sorted(file for end in store.WITH_ROWS for file in saved.path.glob(f"*{end}")):
             if file.name not in listed:
                 yield f"{file} is not in {store.MANIFEST}: files"
+        listed.update(info["file"] for files in saved.files.values() for info in files)
     yield from saved.problems
     for table, files in saved.files.items():
         for info in files:

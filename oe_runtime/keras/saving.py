@@ -53,7 +53,7 @@ def load_weights(model: Any, filepath: _Path) -> None:
     model.served.loaded = None
     later = model.compiled and not dense.is_built(model) and backends.NAME == "tensorflow"
     arrays = dense.read_file(path) if later else dense.read(model, path)
-    if saved := set(checkpoint.find_table_files(path)):
+    if saved := checkpoint.find_tables(path):
         prefix = model.served.settings.name_prefix
         here, there = ({name.removeprefix(prefix) for name in names} for names in (model.tables, saved))
         if here != there and all(name.startswith(prefix) for name in saved):

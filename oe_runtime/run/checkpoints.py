@@ -287,7 +287,11 @@ class Checkpoints:
         base = self._base() if pending.pool is None else None
 
         contents: dict[str, bytes] = {}
-        training = {"settings": {**self.settings}, "position": pending.position.to_json()}
+        training = {
+            "settings": {**self.settings},
+            "position": pending.position.to_json(),
+            "taken": round(time.time(), 3),
+        }
 
         def content(path: Path) -> Callable[[], Mapping[str, Any]]:
             tables: list[dict[str, Any]] = []

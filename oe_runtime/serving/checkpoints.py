@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -17,9 +18,12 @@ from oe_runtime.checkpoint.remote import locate
 from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError, ServingError
+from oe_runtime.freshness import is_run
 from oe_runtime.spec import StorageSpec, TableSpec
 from oe_runtime.support import dense_file, remote_files
 from oe_runtime.support.remote_files import RemotePath
+
+_HELD = 4  # increments in memory before they are applied
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class ServedCheckpoint:
     chain: Sequence[Path]
     step: int
     digests: Sequence[str]  # of the chain's manifests, because a run that went back reuses names
+    taken: float | None = None  # when its step ended, as `time.time()` of the host that trains; if it says so
 
     @property
     def path(self) -> Path:
@@ -87,6 +92,13 @@ class ServedCheckpoints:
             except CheckpointError as error:
                 last = error
         raise last
+
+    @property
+    def run_directory(self) -> Path | None:
+        """The directory of the run whose checkpoints these are; None for others, and for those at a URL."""
+        if self._remote is not None:
+            return None
+        return next((one for one in (self.directory, self.directory.parent) if is_run(one)), None)
 
     def stamp(self) -> object:
         """Return what differs once there is another checkpoint; None for a URL, which is asked instead."""
@@ -152,11 +164,12 @@ class ServedCheckpoints:
             return None
         if known is None or known.path != path or stamp is None or stamp != self._stamp:
             found = checkpoint.read(path)
-            if not any(name.endswith(".oet") for name in found.manifest["files"]):
+            if not any(name.endswith(checkpoint.WITH_ROWS) for name in found.manifest["files"]):
                 self._without_rows[path] = stamp
                 return None
             chain, digests = zip(*checkpoint.links(path), strict=True)
-            self._known, self._stamp = ServedCheckpoint(chain, found.step, digests), stamp
+            taken = _taken(found.manifest.get("training"))
+            self._known, self._stamp = ServedCheckpoint(chain, found.step, digests, taken), stamp
         return self._known
 
 
@@ -170,6 +183,7 @@ class ServedRows:
         self._generation = 0
         self.client: Client | None = None
         self._directory: Path | None = None
+        self._read: dict[Path, _core.Increment] = {}  # what `read_ahead` has for `apply`
 
     def load(self, chosen: ServedCheckpoint) -> tuple[Client, Path | None]:
         """Load `chosen` beside the present rows; return a client and the directory that it takes."""
@@ -194,22 +208,29 @@ class ServedRows:
         return client, directory
 
     def read_ahead(self, increments: Sequence[Path]) -> None:
-        """Verify the files for `apply` while requests go on. Raises CheckpointError naming one."""
-        for directory in increments:
-            found = checkpoint.find_table_files(directory)
-            files = [file for spec in self._specs for file in found.get(spec.name, ())]
-            if not files and self._specs:
-                raise CheckpointError(
-                    f"{directory} has no tables any more; the next refresh takes a newer one"
-                )
-            checkpoint.map_files(lambda file: _core.verify_table_file(str(file)), files)
+        """Read the files for `apply` while requests go on. Raises CheckpointError naming one."""
+        read = ((path, self._read_increment(path)) for path in increments)
+        self._read = dict(itertools.islice(read, _HELD))
+        for _ in read:  # many are verified now, and read again
+            pass
+
+    def _read_increment(self, path: Path) -> _core.Increment:
+        assert self.client is not None  # noqa: S101 - there is something to apply it to
+        try:
+            names = [spec.name for spec in self._specs]
+            return _core.read_increment(str(path.absolute()), names, self.client.servers)
+        except CheckpointError as error:
+            if checkpoint.find_tables(path):
+                raise
+            gone = f"{path} has no tables any more; the next refresh takes a newer one"
+            raise CheckpointError(gone) from error
 
     def apply(self, increments: Sequence[Path]) -> None:
         """Apply increments to the present rows. After an error the rows are closed."""
-        assert self.client is not None  # noqa: S101 - there is something to apply it to
+        assert self.client is not None  # noqa: S101 - see above
         try:
-            for directory in increments:
-                self.client.apply_increment(directory)
+            for path in increments:
+                self.client.apply_increment(path, self._read.pop(path, None) or self._read_increment(path))
         except BaseException:
             self.close()
             raise
@@ -226,6 +247,12 @@ class ServedRows:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self.client = self._directory = None
+
+
+def _taken(training: object) -> float | None:
+    """Return when a step ended, from what training wrote to a manifest."""
+    taken = training.get("taken") if isinstance(training, dict) else None
+    return float(taken) if isinstance(taken, (int, float)) else None
 
 
 def _servers(path: Path, specs: Sequence[TableSpec]) -> int:

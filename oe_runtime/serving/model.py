@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from oe_runtime import _core, published_weights
 from oe_runtime.client import Client
 from oe_runtime.errors import DataError, InputError, OeError, ServingError
+from oe_runtime.freshness import FreshnessLog
 from oe_runtime.model_description import FILE, PROGRAM, SIGNATURE, Signature, Tensor
 from oe_runtime.models.options import ModelOptions
 from oe_runtime.serving.checkpoints import ServedCheckpoint, ServedCheckpoints, ServedRows
@@ -139,6 +140,7 @@ class Model:
         self._problem = ""  # of the last refresh of `watch`
         self._coming: tuple[int, float] | None = None  # step and publication of what is not served yet
         self._freshness: float | None = None
+        self._log = FreshnessLog()
         self.is_ending = False  # whether the server of its requests only answers the last ones
 
     @property
@@ -332,6 +334,7 @@ class Model:
                 self._served = newest
             if before is not None:
                 self._freshness = self.seconds_behind
+                self._note_freshness(newest.step, newest.taken)
             self._coming = None
             return True
 
@@ -350,6 +353,12 @@ class Model:
             self._checkpoints.step = before
             raise
 
+    def _note_freshness(self, step: int, taken: float | None) -> None:
+        """Write down for the run's report how old the step is of which answers are from now on."""
+        run = None if self._checkpoints is None else self._checkpoints.run_directory
+        if run is not None and taken is not None:
+            self._log.note(run, step, time.time() - taken)
+
     def _is_published_since(self, step: int) -> bool:
         """Whether the dense weights in use are published ones, of this step or of a later one."""
         return self._published_step is not None and self._published_step >= step
@@ -363,11 +372,12 @@ class Model:
             found = published_weights.read(client.core, self._published) if client.is_remote else None
             if found is None:
                 return False
-            self._published, step, arrays = found
+            self._published, step, arrays, taken = found
             weights = self._loaded.select_weights(arrays, f"the dense weights of step {step} at the servers")
             with self._gate.exclusive():
                 self._loaded.use_weights(weights)
                 self._published_step = step
+            self._note_freshness(step, taken)
             return True
 
     def watch(self, seconds: float) -> None:
@@ -415,6 +425,7 @@ class Model:
         with self._refreshing, self._gate.exclusive():
             if self._rows is not None:
                 self._rows.close()
+            self._log.flush()
 
     def __enter__(self) -> Model:
         return self

@@ -75,6 +75,14 @@ void BindCheckpoint(py::module_& module) {
   module.def(
       "verify_table_file", [](const std::string& file) { return ToJson(VerifyTableFile(file)).dump(); },
       Release(), py::arg("file"), "The same, after comparing every checksum in it.");
+  module.def(
+      "packed_files",
+      [](const std::string& pack) {
+        std::vector<std::string> names;
+        for (const PackedFile& file : ReadPack(pack)) names.push_back(file.name);
+        return names;
+      },
+      Release(), py::arg("pack"), "The names of the table files in a pack.");
   module.def("verify_pools", &VerifyPools, Release(), py::arg("directory"),
              "What is wrong with the pools in a directory that no server uses, a line each.");
   module.def("verify_logs", &VerifyLogs, Release(), py::arg("directory"),

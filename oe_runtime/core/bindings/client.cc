@@ -22,6 +22,13 @@ namespace {
 using Release = py::call_guard<py::gil_scoped_release>;
 using Ids = py::array_t<int64_t, py::array::c_style>;
 
+struct Increments {
+  Increments() = default;
+  Increments(const Increments&) = delete;
+  Increments& operator=(const Increments&) = delete;
+  std::vector<Increment> of_servers;
+};
+
 // One group of a pull. The arrays are views of C++ memory that stays while any of them does.
 struct GroupView {
   std::shared_ptr<PulledBatch> batch;
@@ -473,6 +480,21 @@ auto Released(Function function) {
   return function();
 }
 
+void BindIncrements(py::module_& module) {
+  py::class_<Increments>(module, "Increment", "The files of a save that Client.apply_increment takes.");
+  module.def(
+      "read_increment",
+      [](const std::string& directory, const std::vector<std::string>& tables, uint32_t servers) {
+        auto read = std::make_unique<Increments>();
+        for (uint32_t server = 0; server < servers; ++server) {
+          read->of_servers.push_back(ReadIncrement(directory, tables, {server, servers}));
+        }
+        return read;
+      },
+      Release(), py::arg("directory"), py::arg("tables"), py::arg("servers"),
+      "Reads the tables' files of all servers and compares every checksum.");
+}
+
 void BindPulled(py::module_& module) {
   py::class_<GroupView>(module, "Group", "The rows of all tables of one dim that a pull brought.")
       .def_property_readonly("dim", [](const GroupView& view) { return view.group().dim; })
@@ -505,6 +527,7 @@ void BindPulled(py::module_& module) {
 
 void BindClient(py::module_& module) {
   BindPulled(module);
+  BindIncrements(module);
   py::class_<Client>(module, "Client", "See oe_runtime.Client.")
       .def_static("in_process", &InProcess, py::arg("storage"), py::arg("servers"), py::arg("threads"))
       .def_static("connect", &Connect, py::arg("endpoints"), py::arg("token"), py::arg("timeout"),
@@ -557,8 +580,8 @@ void BindClient(py::module_& module) {
              Released([&] { client.Restore(directories); });
            })
       .def("apply_increment",
-           [](Client& client, const std::string& directory) {
-             Released([&] { client.ApplyIncrement(directory); });
+           [](Client& client, Increments& increment) {
+             Released([&] { client.ApplyIncrement(&increment.of_servers); });
            })
       .def("checkpoint",
            [](Client& client, uint64_t id, bool wait) { Released([&] { client.Checkpoint(id, wait); }); })

@@ -1,7 +1,6 @@
 #include "oe_runtime/core/checkpoint/table_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,7 +11,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "oe_runtime/core/checkpoint/open_file.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/thread_pool.h"
 
@@ -39,12 +37,6 @@ std::string ErrnoText(int number) { return std::strerror(number); }
 size_t RowBytes(const TableFileInfo& info) { return sizeof(Key) + info.row_bytes; }
 
 size_t BlockRows(const TableFileInfo& info) { return std::max<size_t>(1, kBlockBytes / RowBytes(info)); }
-
-uint64_t FileSize(int descriptor, const std::string& file) {
-  struct stat status{};
-  if (::fstat(descriptor, &status) != 0) throw CheckpointError(file + ": " + ErrnoText(errno));
-  return static_cast<uint64_t>(status.st_size);
-}
 
 uint64_t RowBytesOf(const json& header, const TableSpec& spec) {
   if (DtypeOf(spec) != Dtype::kFloat32) return header.at("row_bytes").get<uint64_t>();
@@ -280,12 +272,15 @@ TableFileInfo TableFileWriter::Finish() {
   return info;
 }
 
-TableFileReader::TableFileReader(const std::string& file)
-    : hash_(XXH3_createState(), XXH3_freeState), in_(OpenToRead(file)) {
+TableFileReader::TableFileReader(OpenedTable opened)
+    : hash_(XXH3_createState(), XXH3_freeState),
+      of_header_(XXH3_createState(), XXH3_freeState),
+      in_(std::move(opened)) {
+  const std::string& file = in_.path;
   info_.file = file;
-  if (!hash_) throw std::bad_alloc();
+  if (!hash_ || !of_header_) throw std::bad_alloc();
   (void)XXH3_64bits_reset(hash_.get());
-  info_.bytes = FileSize(in_.get(), file);
+  info_.bytes = in_.bytes;
   std::array<char, 8> magic{};
   uint32_t format = 0;
   uint32_t size = 0;
@@ -312,29 +307,42 @@ TableFileReader::TableFileReader(const std::string& file)
   if (checksum != expected) Damaged(file, "the checksum of its header is wrong");
   ParseHeader(header, format == kIncrement, &info_, &block_rows_);
   RequireContent(info_, info_.bytes - kFixed - size - 2 * sizeof(uint64_t));
-  if (::pread(in_.get(), &info_.checksum, sizeof(uint64_t),
-              static_cast<off_t>(info_.bytes - sizeof(uint64_t))) != static_cast<ssize_t>(sizeof(uint64_t))) {
-    throw CheckpointError("cannot read " + file + ": " + ErrnoText(errno));
-  }
-  left_ = info_.rows;
-  left_tombstones_ = info_.tombstones;
+  ReadAt(info_.bytes - sizeof(uint64_t), &info_.checksum, sizeof(uint64_t));
+  header_ = at_;
+  XXH3_copyState(of_header_.get(), hash_.get());
+  Rewind();
   keys_.resize(std::min(block_rows_, std::max(left_, left_tombstones_)));
   rows_.resize(std::min(block_rows_, left_) * info_.row_bytes);
 }
 
-void TableFileReader::Read(void* data, size_t size) {
-  auto* to = static_cast<char*>(data);
-  size_t left = size;
-  while (left > 0) {
-    const ssize_t got = ::read(in_.get(), to, left);
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      throw CheckpointError("cannot read " + info_.file + ": " + ErrnoText(errno));
-    }
-    if (got == 0) Damaged(info_.file, "it ends too early");
-    to += got;
-    left -= static_cast<size_t>(got);
+void TableFileReader::Rewind() {
+  XXH3_copyState(hash_.get(), of_header_.get());
+  at_ = header_;
+  left_ = info_.rows;
+  left_tombstones_ = info_.tombstones;
+  finished_ = false;
+}
+
+void TableFileReader::ReadAt(uint64_t at, void* data, size_t size) const {
+  if (!in_.file.ok()) {
+    if (at > in_.content.size() || size > in_.content.size() - at) Damaged(info_.file, "it ends too early");
+    std::memcpy(data, in_.content.data() + at, size);
+    return;
   }
+  auto* to = static_cast<char*>(data);
+  for (size_t done = 0; done < size;) {
+    const auto from = static_cast<off_t>(in_.offset + at + done);
+    const ssize_t got = ::pread(in_.file.get(), to + done, size - done, from);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw CheckpointError("cannot read " + info_.file + ": " + ErrnoText(errno));
+    if (got == 0) Damaged(info_.file, "it ends too early");
+    done += static_cast<size_t>(got);
+  }
+}
+
+void TableFileReader::Read(void* data, size_t size) {
+  ReadAt(at_, data, size);
+  at_ += size;
   (void)XXH3_64bits_update(hash_.get(), data, size);
 }
 

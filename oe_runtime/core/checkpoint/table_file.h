@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "oe_runtime/core/checkpoint/table_pack.h"
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/spec/spec.h"
@@ -161,7 +162,8 @@ class TableFileWriter {
 class TableFileReader {
  public:
   // Checks the header and the size.
-  explicit TableFileReader(const std::string& file);
+  explicit TableFileReader(const std::string& file) : TableFileReader(OpenTable(file)) {}
+  explicit TableFileReader(OpenedTable opened);
 
   const TableFileInfo& info() const { return info_; }
 
@@ -173,13 +175,20 @@ class TableFileReader {
   size_t NextBlock();
   const Key* keys() const { return keys_.data(); }
   const std::byte* rows() const { return rows_.data(); }
+  // Begins again after the header, which is not read again.
+  void Rewind();
 
  private:
+  using Hash = std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)>;
   void Read(void* data, size_t size);
+  void ReadAt(uint64_t at, void* data, size_t size) const;
 
   TableFileInfo info_;
-  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash_;
-  File in_;
+  Hash hash_;
+  Hash of_header_;
+  const OpenedTable in_;
+  uint64_t at_ = 0;      // in the file, of what is read next
+  uint64_t header_ = 0;  // bytes before tombstones and rows
   uint64_t block_rows_ = 0;
   uint64_t left_tombstones_ = 0;  // not yet read
   uint64_t left_ = 0;             // rows not yet read

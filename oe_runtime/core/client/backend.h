@@ -19,7 +19,7 @@
 
 namespace oe {
 
-// What saved files hold, by name.
+// What packs of saved files hold (checkpoint/table_pack.h), by name.
 using Contents = std::map<std::string, std::string>;
 
 // One server's part of a batch.
@@ -84,7 +84,8 @@ class Backend {
   // that take little memory need not be written: it gets what they hold, by name.
   virtual nlohmann::json Save(const std::string& directory, const std::string& since, Contents* contents) = 0;
   virtual void Restore(const std::vector<std::string>& directories) = 0;
-  virtual void ApplyIncrement(const std::string& directory) = 0;  // Store::ApplyIncrement
+  virtual void ApplyIncrement(
+      std::vector<Increment>* increment) = 0;  // Store::ApplyIncrement, of each server
   // As Store's, on every server; Checkpoints() are those that all servers have.
   virtual void WaitDurable() = 0;
   virtual void Checkpoint(uint64_t id, bool wait) = 0;

@@ -718,9 +718,9 @@ void Client::Restore(const std::vector<std::string>& directories) {
   backend_->Restore(directories);
 }
 
-void Client::ApplyIncrement(const std::string& directory) {
+void Client::ApplyIncrement(std::vector<Increment>* increment) {
   const std::lock_guard<std::mutex> request(request_mutex_);
-  backend_->ApplyIncrement(directory);
+  backend_->ApplyIncrement(increment);
 }
 
 std::vector<Key> Client::Keys(uint32_t table) {

@@ -136,7 +136,7 @@ class Client {
   void Restore(const std::vector<std::string>& directories);
   void Restore(const std::string& directory) { Restore(std::vector<std::string>{directory}); }
   // Store::ApplyIncrement; for a client in one process.
-  void ApplyIncrement(const std::string& directory);
+  void ApplyIncrement(std::vector<Increment>* increment);
   // Why the job is torn, as far as only this client knows it; a new one has to be told (Store::Tear).
   std::string torn();
   void Tear(const std::string& reason);

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/checkpoint/table_pack.h"
 #include "oe_runtime/core/client/backend.h"
 #include "oe_runtime/core/wire/errors.h"
 
@@ -116,9 +117,9 @@ class LocalBackend : public Backend {
     for (const auto& store : stores_) {
       std::vector<std::string> held;
       nlohmann::json saved = store->Save(directory, checksums, true, contents != nullptr ? &held : nullptr);
-      for (size_t i = 0; contents != nullptr && i < held.size(); ++i) {
-        (*contents)[saved[i]["file"].get<std::string>()] = std::move(held[i]);
-      }
+      std::vector<std::pair<std::string, std::string_view>> files;
+      for (size_t i = 0; i < held.size(); ++i) files.emplace_back(saved[i]["file"], held[i]);
+      if (!files.empty()) (*contents)[PackName({saved[0]["server"], servers()})] = EncodePack(files);
       for (auto& entry : saved) all.push_back(std::move(entry));
     }
     return all;
@@ -132,9 +133,13 @@ class LocalBackend : public Backend {
     });
   }
 
-  void ApplyIncrement(const std::string& directory) override {
+  void ApplyIncrement(std::vector<Increment>* increment) override {
     CheckOpen();
-    for (const auto& store : stores_) store->ApplyIncrement(directory);
+    if (increment->size() != stores_.size()) {
+      throw SpecError("the increment was read for another number of servers than " +
+                      std::to_string(stores_.size()));
+    }
+    for (size_t i = 0; i < stores_.size(); ++i) stores_[i]->ApplyIncrement(&(*increment)[i]);
   }
 
   void WaitDurable() override {

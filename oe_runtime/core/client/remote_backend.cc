@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "oe_runtime/core/checkpoint/table_pack.h"
 #include "oe_runtime/core/client/backend.h"
 #include "oe_runtime/core/client/exchange.h"
 #include "oe_runtime/core/client/rounds.h"
@@ -285,7 +286,7 @@ class RemoteBackend : public Backend {
     });
   }
 
-  void ApplyIncrement(const std::string& /*directory*/) override {
+  void ApplyIncrement(std::vector<Increment>* /*increment*/) override {
     throw SpecError("increments are applied in the tables of this process only; servers restore");
   }
 
@@ -1089,7 +1090,8 @@ class RemoteBackend : public Backend {
     return reply.get<uint64_t>();
   }
 
-  // The reply to kSave: JSON, and after a line feed the files that the server has not written.
+  // The reply to kSave: JSON, and after a line feed the files that the server has not written. They become a
+  // pack of *contents.
   json ParseSaved(size_t server, const Call& call, Contents* contents) const {
     const uint8_t* const data = call.reply.data();
     const uint8_t* const end = data + call.reply.size();
@@ -1098,6 +1100,7 @@ class RemoteBackend : public Backend {
     if (at == end) return saved;
     ++at;
     try {
+      std::vector<std::pair<std::string, std::string_view>> files;
       for (const json& entry : saved) {
         const auto bytes = entry.at("bytes").get<uint64_t>();
         const std::string name =
@@ -1106,13 +1109,14 @@ class RemoteBackend : public Backend {
             bytes > static_cast<uint64_t>(end - at)) {
           throw ProtocolError("a saved file has a name that is not its table's, or not its content");
         }
-        std::string& content = (*contents)[name];
-        content.assign(at, at + bytes);
+        const uint64_t checksum = XXH3_64bits(at, bytes - sizeof(uint64_t));
+        if (entry.at("checksum") != HexText(checksum)) {
+          throw CheckpointError(name + " is not what its server saved: its checksum is another");
+        }
+        files.emplace_back(name, std::string_view(reinterpret_cast<const char*>(at), bytes));
         at += bytes;
-        const uint64_t checksum = XXH3_64bits(content.data(), bytes - sizeof(uint64_t));
-        if (entry.at("checksum") == HexText(checksum)) continue;
-        throw CheckpointError(name + " is not what its server saved: its checksum is another");
       }
+      (*contents)[PackName({static_cast<uint32_t>(server), servers()})] = EncodePack(files);
     } catch (const json::exception& error) {
       throw ProtocolError(std::string("the list of saved files makes no sense: ") + error.what());
     }

@@ -88,9 +88,12 @@ TEST(SharedCheckpointTest, FilesOfFewRowsMayBeLeftToTheClient) {
   Contents contents;
   EXPECT_EQ(client->Save(held.path(), "", &contents), wanted);
   EXPECT_TRUE(Names(held.path()).empty());
-  EXPECT_EQ(contents.size(), wanted.size());
-  for (const auto& [name, content] : contents) EXPECT_EQ(content, ReadAll(written.file(name))) << name;
+  EXPECT_EQ(contents.size(), 3U) << "a pack for each server";
   for (const auto& [name, content] : contents) WriteAll(held.file(name), content);
+  for (const nlohmann::json& entry : wanted) {
+    const std::string name = entry["file"];
+    EXPECT_EQ(OpenTable(held.file(name)).content, ReadAll(written.file(name))) << name;
+  }
   Train(client.get(), 2);
   const TestDirectory more;
   for (const nlohmann::json& entry : client->Save(more.path(), held.path(), &contents)) {

@@ -640,18 +640,23 @@ void Store::Restore(const std::vector<std::string>& directories, const std::opti
   PutBack(tables, "a restore", origins, [&](size_t i) { tables[i]->RestoreChains(chains[i], pool_); });
 }
 
-void Store::ApplyIncrement(const std::string& directory) {
+void Store::ApplyIncrement(Increment* increment) {
   const std::vector<std::shared_ptr<Table>> tables = Tables();
-  std::vector<TableFileInfo> infos(tables.size());
+  for (const auto& table : tables) {
+    const auto part = increment->parts.find(table->spec().name);
+    if (part == increment->parts.end()) {
+      throw CheckpointError(increment->directory + ": table '" + table->spec().name + "' was not read");
+    }
+    if (part->second.info.base) table->CheckIncrement(part->second.info);
+  }
   pool_->ParallelFor(tables.size(), [&](size_t i) {
-    infos[i] = VerifyTableFile(directory + "/" + TableFileName(tables[i]->spec().name, shard_));
-    if (infos[i].base) tables[i]->CheckIncrement(infos[i]);
-  });
-  pool_->ParallelFor(tables.size(), [&](size_t i) {
-    if (infos[i].base) {
-      tables[i]->ApplyIncrement(infos[i].file);
-    } else {  // Save wrote all rows
-      tables[i]->RestoreChains(FindTableChains({directory}, tables[i]->spec().name));
+    Increment::Part& part = increment->parts.at(tables[i]->spec().name);
+    if (!part.info.base) {  // Save wrote all rows
+      tables[i]->RestoreChains(FindTableChains({increment->directory}, tables[i]->spec().name));
+    } else if (part.held) {
+      tables[i]->ApplyIncrement(part.held.get());
+    } else {
+      tables[i]->ApplyIncrement(part.info.file);
     }
   });
 }

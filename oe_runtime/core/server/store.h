@@ -37,6 +37,8 @@ using PullPart = TablePart<void>;
 using PushPart = TablePart<const void>;
 
 // Thread-safe; no lock is held over more than the list of tables while tables work.
+struct Increment;
+
 class Store {
  public:
   // `pool` must outlive the store. Tables of another `job` in the same storage are not this store's.
@@ -139,10 +141,9 @@ class Store {
   void Restore(const std::vector<std::string>& directories, const std::optional<std::string>& save = {});
 
   // Brings every table from the state of the last restore, or of the last call of this, to that of a save
-  // with `since` of as many servers. Verifies all files before the first table changes. Throws
-  // CheckpointError for one that does not follow, StorageError where the rows do not fit; then some tables
-  // may have changed.
-  void ApplyIncrement(const std::string& directory);
+  // with `since` of as many servers. Checks all tables before the first one changes. Throws CheckpointError
+  // for one that does not follow, StorageError where the rows do not fit; then some tables may have changed.
+  void ApplyIncrement(Increment* increment);
 
   // Checkpoints in the storage itself (Table::Checkpoint), of all tables under one id. A push that runs
   // meanwhile may be in the checkpoint of one table and not in that of another. With `wait`, durable at
@@ -211,6 +212,20 @@ class Store {
   std::atomic<uint64_t> pushes_{0};
   std::atomic<uint64_t> pushed_keys_{0};
 };
+
+// One server's files of a save with `since`, verified. Small ones are held, others are read again.
+struct Increment {
+  std::string directory;
+  struct Part {
+    TableFileInfo info;
+    std::unique_ptr<TableFileReader> held;
+  };
+  std::map<std::string, Part> parts;  // by table
+};
+
+// Throws CheckpointError for a file that is missing or damaged.
+Increment ReadIncrement(const std::string& directory, const std::vector<std::string>& tables,
+                        const ShardInfo& shard);
 
 // For Store::LockPush.
 std::vector<uint32_t> TablesOf(const std::vector<PushPart>& parts);

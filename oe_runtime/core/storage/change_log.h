@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <optional>
 #include <unordered_set>
 #include <vector>
 
@@ -12,7 +13,8 @@
 namespace oe {
 
 // What happened to the rows of one internal shard since Start(): a bit per row, which stays in the
-// processor's cache, and a list of erased keys. Before Start(), and when the list outgrows a whole save,
+// processor's cache, a list of the changed keys, so that a save of few rows need not look at all of them, and
+// one of erased keys. Before Start(), and when the list outgrows a whole save,
 // nothing is known. Not thread-safe.
 class ChangeLog {
  public:
@@ -28,14 +30,38 @@ class ChangeLog {
     written_.assign(written_.size(), 0);
     std::vector<Key>().swap(erased_);
     keys_.clear();
+    std::vector<Key>().swap(listed_);
+    lists_ = true;
   }
 
   // The row of that number was written, or the number went to another key.
   void Changed(uint32_t number) noexcept {
-    if (!known_) return;
-    const size_t word = number / 64;
-    if (word >= written_.size() && !Grow(word)) return;
-    written_[word] |= uint64_t{1} << number % 64;
+    lists_ = false;
+    (void)Note(number);
+  }
+  // The same of the row of `key`, which has the number until Freed(); `rows` there are. Keys are listed as
+  // long as they are few of the rows.
+  void Changed(Key key, uint32_t number, uint64_t rows) noexcept {
+    if (!Note(number) || !lists_) return;
+    try {
+      if (listed_.size() <= rows / kFewOfRows + kFewKeys) return listed_.push_back(key);
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the bits are there
+    }
+    lists_ = false;
+    std::vector<Key>().swap(listed_);
+  }
+  void Freed(uint32_t number) noexcept {
+    if (Has(number)) written_[number / 64] &= ~(uint64_t{1} << number % 64);
+  }
+  // The keys whose rows were written, in their order, and perhaps some that have no row any more; nothing if
+  // they are not listed.
+  std::optional<std::vector<Key>> Listed() const {
+    if (!lists_) return std::nullopt;
+    std::vector<Key> keys(listed_);
+    keys.insert(keys.end(), keys_.begin(), keys_.end());
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    return keys;
   }
   bool Has(uint32_t number) const noexcept {
     const size_t word = number / 64;
@@ -69,7 +95,18 @@ class ChangeLog {
 
  private:
   static constexpr uint64_t kFewKeys = 4096;
+  static constexpr uint64_t kFewOfRows = 8;
 
+  // Whether that number was not noted before.
+  bool Note(uint32_t number) noexcept {
+    if (!known_) return false;
+    const size_t word = number / 64;
+    if (word >= written_.size() && !Grow(word)) return false;
+    const uint64_t bit = uint64_t{1} << number % 64;
+    const bool is_new = (written_[word] & bit) == 0;
+    written_[word] |= bit;
+    return is_new;
+  }
   bool Grow(size_t word) noexcept {
     try {
       written_.resize(word + word / 2 + 64);
@@ -84,12 +121,16 @@ class ChangeLog {
     std::vector<uint64_t>().swap(written_);
     std::vector<Key>().swap(erased_);
     std::unordered_set<Key>().swap(keys_);
+    std::vector<Key>().swap(listed_);
+    lists_ = false;
   }
 
   bool known_ = false;
+  bool lists_ = false;  // whether every changed key is in listed_ or keys_
   std::vector<uint64_t> written_;
   std::unordered_set<Key> keys_;
   std::vector<Key> erased_;
+  std::vector<Key> listed_;
 };
 
 }  // namespace oe

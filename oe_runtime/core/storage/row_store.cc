@@ -86,9 +86,10 @@ void RowStore::CopyFacts(const uint32_t* numbers, size_t n, size_t at, size_t wo
   }
 }
 
-void RowStore::Changed(const Key* /*keys*/, const uint32_t* numbers, size_t n) noexcept {
+void RowStore::Changed(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
+  const uint64_t rows = size();
   for (size_t i = 0; i < n; ++i) {
-    if (numbers[i] != kNoRow) changes_.Changed(numbers[i]);
+    if (numbers[i] != kNoRow) changes_.Changed(keys[i], numbers[i], rows);
   }
 }
 
@@ -124,6 +125,7 @@ uint32_t ArenaRows::Add(Key /*key*/) noexcept {
 }
 
 void ArenaRows::Erase(Key /*key*/, uint32_t number) noexcept {
+  changes_.Freed(number);
   std::memcpy(row(number), &first_free_, sizeof(first_free_));
   first_free_ = number;
   ++free_;

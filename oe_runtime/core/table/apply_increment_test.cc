@@ -79,6 +79,31 @@ TEST_P(ApplyIncrementTest, FollowsTheTableThatIsTrained) {
   EXPECT_EQ(Rows(*copy), Rows(*trained));
 }
 
+// The list of what changed knows the keys that rows' numbers go to.
+TEST_P(ApplyIncrementTest, NumbersOfErasedRowsGoToOtherKeys) {
+  const auto trained = New(StorageSpec{});
+  const auto copy = Copy();
+  Push(trained.get(), 0, 600);
+  uint64_t last = trained->Save(files_.file("0")).checksum;
+  copy->Restore({files_.file("0")});
+  for (uint64_t i = 1; i <= 3; ++i) {
+    const std::string file = files_.file(std::to_string(i));
+    Push(trained.get(), 0, 300);
+    std::vector<Key> keys;
+    for (Key key = 0; key < 250; ++key) keys.push_back(key);
+    EXPECT_GT(trained->Erase(keys.data(), keys.size()), 0U);
+    Push(trained.get(), 700 + 300 * i, 950 + 300 * i);
+    Push(trained.get(), 100, 110);
+    const TableFileInfo info = trained->Save(file, last);
+    ASSERT_EQ(info.base, last);
+    last = info.checksum;
+    copy->ApplyIncrement(file);
+    EXPECT_EQ(copy->rows(), trained->rows());
+    EXPECT_EQ(Rows(*copy), Rows(*trained));
+  }
+  EXPECT_EQ(trained->Save(files_.file("more"), last).rows, 0U);
+}
+
 // Rows of 5 weights instead of 16 numbers; the rows that are read are the same.
 TEST_P(ApplyIncrementTest, WeightsAloneAreEnoughToRead) {
   const auto trained = New(StorageSpec{});

@@ -29,6 +29,7 @@
 
 namespace oe {
 
+class TableFileReader;
 class AdmissionFilter;
 class Damage;
 class KeptRows;
@@ -220,6 +221,7 @@ class Table {
   // meanwhile. Throws as CheckIncrement, with the content as before. Throws StorageError, and CheckpointError
   // for a damaged file, with a part of it applied: then only a restore helps.
   void ApplyIncrement(const std::string& file);
+  void ApplyIncrement(TableFileReader* reader);
 
   // Checkpoints in the storage itself, for pmem_libpmem, dram_pmem and dram_ssd. For other storages all but
   // Checkpoints() throw SpecError. The counts of an admission filter are part of a checkpoint.

@@ -134,12 +134,17 @@ void Table::CheckIncrement(const TableFileInfo& info) const {
 
 void Table::ApplyIncrement(const std::string& file) {
   TableFileReader reader(file);
-  const TableFileInfo& info = reader.info();
+  ApplyIncrement(&reader);
+}
+
+void Table::ApplyIncrement(TableFileReader* reader) {
+  const TableFileInfo& info = reader->info();
+  reader->Rewind();
   CheckIncrement(info);
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
   content_->saved.reset();  // until all of it is there
-  Files().Apply(&reader, content_->shards);
+  Files().Apply(reader, content_->shards);
   content_->version = info.version;
   content_->saved_version = info.version;
   content_->saved = info.checksum;

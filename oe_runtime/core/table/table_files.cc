@@ -79,14 +79,31 @@ struct Wanted {
   uint64_t to_read = 0;
 };
 
-Wanted CountChanged(const RowMap& map) {
-  std::array<Key, 1024> keys{};
-  std::array<uint32_t, 1024> numbers{};
+// Rows of a shard from *position on, 0 at first, as RowMap::Scan; of those that changed only the `listed`
+// ones, if they are listed.
+using Listed = std::optional<std::vector<Key>>;
+size_t Scan(const RowMap& map, const Listed& listed, uint64_t* position, size_t max, Key* keys,
+            uint32_t* numbers) {
+  if (!listed) return map.Scan(position, max, keys, numbers);
+  size_t kept = 0;
+  while (kept == 0 && *position < listed->size()) {
+    const size_t n = std::min<size_t>(max, listed->size() - *position);
+    std::copy_n(listed->begin() + static_cast<ptrdiff_t>(*position), n, keys);
+    *position += n;
+    map.Numbers(keys, n, numbers);
+    kept = KeepOnly(n, keys, numbers, [](Key /*key*/, uint32_t number) { return number != kNoRow; });
+  }
+  return kept;
+}
+
+Wanted CountChanged(const RowMap& map, const Listed& listed) {
+  std::array<Key, kSavedAtOnce> keys;          // NOLINT(cppcoreguidelines-pro-type-member-init)
+  std::array<uint32_t, kSavedAtOnce> numbers;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   uint64_t position = 0;
   Wanted wanted;
   while (true) {
     const std::shared_lock<FairSharedMutex> lock(map.mutex());
-    const size_t found = map.Scan(&position, keys.size(), keys.data(), numbers.data());
+    const size_t found = Scan(map, listed, &position, keys.size(), keys.data(), numbers.data());
     if (found == 0) return wanted;
     const size_t kept = KeepChanged(map, found, keys.data(), numbers.data());
     wanted.rows += kept;
@@ -116,10 +133,10 @@ void AddTombstones(const RowMap& map, std::vector<Key>* tombstones) {
 // Rows on their way to a file, block by block.
 class TableFiles::Blocks {
  public:
-  Blocks(TableFileWriter* writer, size_t row_bytes)
+  Blocks(TableFileWriter* writer, size_t row_bytes, uint64_t rows)
       : writer_(writer),
         row_bytes_(row_bytes),
-        most_(writer->block_rows()),
+        most_(std::clamp<size_t>(rows, 1, writer->block_rows())),
         keys_(new Key[most_]),
         rows_(new std::byte[most_ * row_bytes]) {}
 
@@ -157,8 +174,11 @@ TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, Pen
   info.row_bytes = row_bytes_;
   std::vector<Key> tombstones;
   uint64_t to_read = 0;
-  for (const auto& map : maps) {
-    const Wanted wanted = since ? CountChanged(*map) : CountAll(*map);
+  std::array<Listed, kShards> listed;  // of what changed
+  for (size_t i = 0; i < maps.size(); ++i) {
+    const auto& map = maps[i];
+    if (since) listed[i] = map->store().changes().Listed();
+    const Wanted wanted = since ? CountChanged(*map, listed[i]) : CountAll(*map);
     info.rows += wanted.rows;
     to_read += wanted.to_read;
     if (since) AddTombstones(*map, &tombstones);
@@ -168,14 +188,15 @@ TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, Pen
 
   TableFileWriter writer(info, files);
   writer.WriteTombstones(tombstones.data(), tombstones.size());
-  Blocks blocks(&writer, row_bytes_);
+  Blocks blocks(&writer, row_bytes_, info.rows);
   std::optional<RowLogWalk> walk;
   if (const RowLog* const log = maps.front()->store().log(); log != nullptr && IsMuchOf(*log, to_read)) {
     walk.emplace(log);
     SaveInOrder(maps, since.has_value(), &*walk, &blocks);
   }
-  for (const auto& map : maps) {
-    SaveRest(*map, since.has_value(), walk ? &*walk : nullptr, &blocks, [&](Key key) {
+  for (size_t i = 0; i < maps.size(); ++i) {
+    const auto& map = maps[i];
+    SaveRest(*map, since.has_value(), listed[i], walk ? &*walk : nullptr, &blocks, [&](Key key) {
       damaged->emplace_back(map.get(), key);
       map->store().RequireFewDamaged(damaged->size());
     });
@@ -236,7 +257,8 @@ void TableFiles::SaveInOrder(const RowMaps& maps, bool changed, RowLogWalk* walk
 }
 
 // All rows, but for those that the walk has passed.
-void TableFiles::SaveRest(const RowMap& map, bool changed, const RowLogWalk* walk, Blocks* blocks,
+void TableFiles::SaveRest(const RowMap& map, bool changed, const std::optional<std::vector<Key>>& listed,
+                          const RowLogWalk* walk, Blocks* blocks,
                           const std::function<void(Key)>& damaged) const {
   std::array<Key, kSavedAtOnce> keys;                   // NOLINT(cppcoreguidelines-pro-type-member-init)
   std::array<uint32_t, kSavedAtOnce> numbers;           // NOLINT(cppcoreguidelines-pro-type-member-init)
@@ -246,7 +268,7 @@ void TableFiles::SaveRest(const RowMap& map, bool changed, const RowLogWalk* wal
   for (bool more = true; more; found = 0) {
     const std::shared_lock<FairSharedMutex> lock(map.mutex());
     while (found < keys.size()) {  // of many that have been written few may be left
-      size_t n = map.Scan(&position, keys.size() - found, &keys[found], &numbers[found]);
+      size_t n = Scan(map, listed, &position, keys.size() - found, &keys[found], &numbers[found]);
       more = n > 0;
       if (!more) break;
       if (changed) n = KeepChanged(map, n, &keys[found], &numbers[found]);

@@ -56,8 +56,8 @@ class TableFiles {
   class Blocks;
   struct Load;
   void SaveInOrder(const RowMaps& maps, bool changed, RowLogWalk* walk, Blocks* blocks) const;
-  void SaveRest(const RowMap& map, bool changed, const RowLogWalk* walk, Blocks* blocks,
-                const std::function<void(Key)>& damaged) const;
+  void SaveRest(const RowMap& map, bool changed, const std::optional<std::vector<Key>>& listed,
+                const RowLogWalk* walk, Blocks* blocks, const std::function<void(Key)>& damaged) const;
   bool ReadLoad(TableChainReader* reader, Load* load) const;
   void AddLoad(const Load& load, RowMap* map, uint32_t shard) const;
 

@@ -38,11 +38,17 @@ def push(client: Client, keys: range, rate: float = 0.5) -> None:
     client.push(pulled, [np.ones((len(g.inverse), g.dim), np.float32) for g in pulled.groups], rate)
 
 
-def publish(client: Client, directory: Path, step: int, base: Path | None = None, keep: int = 9) -> Path:
+def publish(
+    client: Client, directory: Path, step: int, base: Path | None = None, keep: int = 9, packs: bool = False
+) -> Path:
     def write(path: Path):
         (path / "dense").mkdir()
         (path / "dense" / "weights").write_bytes(bytes([step]) * 100)
-        return {"tables": client.save(path, since=base), "training": {"note": "kept"}}
+        contents: dict[str, bytes] = {}
+        tables = client.save(path, since=base, contents=contents if packs else None)
+        for name, content in contents.items():
+            (path / name).write_bytes(content)
+        return {"tables": tables, "training": {"note": "kept"}}
 
     return checkpoint.publish(directory, step, write, base=base, keep=keep)
 
@@ -65,17 +71,23 @@ def tool(*arguments: object, expect: int = 0) -> str:
     return said.getvalue()
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with three checkpoints: one in full by two servers, and two increments."""
+@pytest.fixture(scope="module", params=["files", "packs"])
+def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A run with three checkpoints: one in full by two servers, and two increments, which may be packs."""
     directory = tmp_path_factory.mktemp("run") / "checkpoints"
+    packs = request.param == "packs"
     with new_client(2) as client:
         push(client, range(40))
         base = publish(client, directory, 1)
         push(client, range(3, 6))
-        base = publish(client, directory, 2, base)
+        base = publish(client, directory, 2, base, packs=packs)
         push(client, range(39, 45))
-        publish(client, directory, 3, base)
+        last = publish(client, directory, 3, base, packs=packs)
+    assert {path.name for path in last.glob("server-*")} == (
+        {"server-0-of-2.oets", "server-1-of-2.oets"}
+        if packs
+        else {f"server-{n}-of-2.{table}.oet" for n in (0, 1) for table in ("wide%2Femb", "known")}
+    )
     return directory.parent
 
 
@@ -189,6 +201,35 @@ def test_verify_lists_every_problem(tmp_path):
     said = tool("reshard", copy, "--servers", 1, expect=1)
     assert "nothing was written" in said
     assert [path.name for path in tmp_path.iterdir()] == [copy.name]
+
+
+def test_packs_are_verified_and_earlier_versions_refuse_them(tmp_path):
+    with new_client() as client:
+        push(client, range(9))
+        path = publish(client, tmp_path, 1, packs=True)
+    assert checkpoint.verify(path).manifest["format"] == 2, "which earlier versions refuse by its number"
+    assert json.loads(tool("verify", tmp_path, "--json"))["problems"] == []
+    pack = path / "server-0-of-1.oets"
+    whole = pack.read_bytes()
+    flip(pack, len(whole) - 9)
+    said = tool("verify", tmp_path, expect=1)
+    assert f"{pack} is damaged: its SHA-256 is not the manifest's" in said
+    assert ".oet is damaged: its checksum is wrong" in said
+    flip(pack, len(whole) - 9)
+    flip(pack, 30)
+    for command in ("verify", "inspect"):
+        assert f"{pack} is damaged: the checksum of its index is wrong" in tool(command, path, expect=1)
+    assert f"{pack} is damaged" in tool("reshard", path, "--servers", "2", expect=1)
+    pack.write_bytes(whole)
+    shutil.copy(pack, path / "server-1-of-2.oets")
+    said = tool("verify", path, expect=1)
+    assert "server-1-of-2.oets is not in manifest.json: files" in said
+    assert "server-1-of-2.oets is damaged: a file in it is named 'server-0-of-1.wide%2Femb.oet'" in said
+    (path / "server-1-of-2.oets").unlink()
+    pack.unlink()
+    assert f"{pack}: No such file or directory; the checkpoint is not whole" in tool("verify", path, expect=1)
+    with new_client() as client, pytest.raises(CheckpointError, match="has no file of table"):
+        client.restore(path)
 
 
 def test_verify_compares_what_the_manifest_says_of_tables(tmp_path):

@@ -205,17 +205,26 @@ def more(client: Client, rows: int) -> None:
     client.push(pulled, [np.ones((rows, 4), np.float32)], 0.1)
 
 
-@pytest.fixture
-def run(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The local copy of two uploaded checkpoints with rows, the second an increment."""
+@pytest.fixture(params=["files", "packs"])
+def run(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Path:
+    """The local copy of two uploaded checkpoints with rows, the second an increment, which may be a pack."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory = tmp_path / "run/checkpoints"
     with table(9) as client:
         first = checkpoint.publish(directory, 1, lambda path: {"tables": client.save(path)})
         more(client, 3)
-        second = checkpoint.publish(
-            directory, 2, lambda path: {"tables": client.save(path, since=first)}, base=first
-        )
+
+        def write(path: Path) -> Mapping[str, Any]:
+            contents: dict[str, bytes] = {}
+            held = contents if request.param == "packs" else None
+            tables = client.save(path, since=first, contents=held)
+            for name, content in contents.items():
+                (path / name).write_bytes(content)
+            return {"tables": tables}
+
+        second = checkpoint.publish(directory, 2, write, base=first)
     for path in (first, second):
         RemoteCheckpoints(ROOT).upload(path)
     return directory.parent

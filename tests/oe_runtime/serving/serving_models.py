@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,9 @@ class Training:
         before = None if base is None else self._paths[base]
 
         def write(path: Path) -> dict[str, Any]:
+            taken = time.time()
             self.model.save_dense(path)
-            return {"tables": self.client.save(path, since=before)}
+            return {"tables": self.client.save(path, since=before), "training": {"taken": taken}}
 
         self._paths[step] = checkpoint.publish(self.checkpoints, step, write, keep=9, base=before)
         return self._paths[step]

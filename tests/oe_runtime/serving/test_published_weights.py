@@ -174,7 +174,8 @@ def test_weights_of_any_size_and_type():
         "none": np.zeros((0, 4), np.int32),
         "flags": np.array([True, False]),
     }
-    step, found = decode(encode(5, arrays))
+    step, found, taken = decode(encode(5, arrays, 7.5))
+    assert taken == 7.5
     assert step == 5
     assert {name: one.dtype for name, one in found.items()} == {n: a.dtype for n, a in arrays.items()}
     for name, array in arrays.items():

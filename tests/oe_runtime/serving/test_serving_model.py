@@ -19,7 +19,7 @@ from serving_models import Training, batch
 from training_runs import DATA, SMALL, events
 
 import oe_runtime.keras as embed
-from oe_runtime import Client, StorageError, StorageSpec, TableSpec, checkpoint, train
+from oe_runtime import Client, StorageError, StorageSpec, TableSpec, checkpoint, freshness, train
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.batches import Split, holdout_batches, open_source
 from oe_runtime.errors import CheckpointError, ServerLost, SpecError
@@ -189,6 +189,31 @@ def test_one_that_was_away_catches_up_by_the_cheaper_way(training, export, monke
         training.publish(8, base=7)
         follow((9, 10), base=None)
         assert calls[1:] == [("load", ["09", "10"])], "not what the complete one has too"
+
+
+def test_how_fresh_it_is_goes_to_the_report_of_the_run(training, export, tmp_path, capsys):
+    training.fit()
+    training.publish(1)
+    with Model.load(export, training.checkpoints) as model:
+        training.publish(2, base=1)
+        assert model.refresh()
+        assert list(tmp_path.glob("freshness*")) == [], "of no run"
+        (tmp_path / "metrics.jsonl").touch()
+        training.publish(3, base=2)
+        assert model.refresh()
+        training.publish(4, base=3)
+        assert model.refresh()
+    found = freshness.read(tmp_path)
+    assert [line["step"] for line in found] == [3, 4]
+    assert all(0 < line["seconds"] <= line["most"] < 60 for line in found)
+    (tmp_path / "freshness.jsonl").unlink()
+    (tmp_path / "freshness.jsonl").mkdir()
+    with Model.load(export, training.checkpoints) as model:
+        for step in (5, 6):
+            training.publish(step, base=step - 1)
+            assert model.refresh()
+    said = capsys.readouterr().err
+    assert said.count("freshness.jsonl: cannot be written: Is a directory") == 1
 
 
 def test_an_increment_that_is_removed_meanwhile_leaves_what_there_was(training, export, monkeypatch):
