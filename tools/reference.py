@@ -201,7 +201,7 @@ _STATISTICS: dict[str, Any] = {
     "pulls": {"requests": 1, "keys": 1},
     "pushes": {"requests": 1, "keys": 1},
     "traffic": dict.fromkeys(("requests", "bytes_in", "bytes_out"), 1),
-    "connections": {"open": 1, "sharing_memory": 0, "accepted": 1, "refused": {"token": 0}},
+    "connections": {"open": 1, "sharing_memory": 0, "accepted": 1, "resumed": 0, "refused": {"token": 0}},
     "queue": dict.fromkeys(("requests", "bytes", "waiting_for_memory"), 0),
     "workers": [
         {

@@ -37,7 +37,9 @@ the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, before_hello (of these, without a hello so far), limit (with a hello), accepted,
                         encrypted, sharing_memory (clients on this host that share memory with the server) and
-                        shared_bytes of them, refused.REASON (core/server/refusals.h lists the reasons)
+                        shared_bytes of them, away (clients whose connections broke and that may come
+                        back), resumed (connections that replaced broken ones), refused.REASON
+                        (core/server/refusals.h lists the reasons)
     queue               requests waiting to be served, bytes of requests and replies in flight, and
                         connections waiting_for_memory
     workers[]           of each job with several workers: job, of (their number), mode, connected, lost, left,
@@ -139,6 +141,8 @@ gauge     oe_open_connections           connections.open                       O
 gauge     oe_sharing_connections        connections.sharing_memory
     Connections that exchange rows and gradients through shared memory.
 counter   oe_accepted_connections_total connections.accepted                   Connections accepted.
+counter   oe_resumed_connections_total  connections.resumed
+    Connections that replaced broken ones.
 counter   oe_refusals_total             connections.refused.reason=*
     Connections and requests refused.
 gauge     oe_queued_requests            queue.requests                         Requests waiting to be served.

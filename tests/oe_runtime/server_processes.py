@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import selectors
 import socket
 import struct
 import subprocess
@@ -136,3 +137,63 @@ class Relay:
                 client.sendall(self._change(data))
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
+
+
+class CuttingProxy:
+    """Passes connections on to a server, and resets them when a test says so, as a firewall does."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, port = endpoint.split(":")
+        self._server = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.cuts = 0
+        self._left: int | None = None  # bytes
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._ends = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def cut_after(self, size: int) -> None:
+        """Reset the connection that passes the last of so many more bytes, either way."""
+        self._left = size
+
+    def close(self) -> None:
+        """End all connections."""
+        self._ends = True
+        self._thread.join()
+        self._selector.close()
+        self._listener.close()
+
+    def _run(self) -> None:
+        while not self._ends:
+            for key, _ in self._selector.select(0.02):
+                if key.data is None:
+                    self._accept()
+                elif key.fileobj in self._selector.get_map():  # its connection is still there
+                    self._pass(key.fileobj, key.data)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        server = socket.create_connection(self._server)
+        self._selector.register(client, selectors.EVENT_READ, server)
+        self._selector.register(server, selectors.EVENT_READ, client)
+
+    def _pass(self, source: Any, to: socket.socket) -> None:
+        try:
+            data = source.recv(1 << 16)
+            cut = self._left is not None and self._left < len(data)
+            to.sendall(data[: self._left] if cut else data)
+        except OSError:
+            data, cut = b"", False
+        if self._left is not None:
+            self._left = None if cut else self._left - len(data)
+        if data and not cut:
+            return
+        self.cuts += cut
+        for end in (source, to):
+            self._selector.unregister(end)
+            if cut:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.close()

@@ -195,7 +195,7 @@ void Arrive(const std::shared_ptr<Socket>& from) {
   from->heard = to->heard = Now();
   ++from->changes;
   if (to->closed || to->reset) {
-    if (!segment.bytes.empty()) Reset(from.get());
+    if (!segment.bytes.empty()) Reset(from.get(), from->ended ? EPIPE : ECONNRESET);
     return;
   }
   const bool cut = segment.bytes.size() >= from->cut_after;
@@ -233,10 +233,12 @@ void Close(const std::shared_ptr<Socket>& socket) {
   }
   if (!socket->connected || socket->reset) return;
   if (socket->unread() == 0) return Shut(socket);
-  // Unread bytes: the peer gets a reset, once it is reached.
+  // Unread bytes: the peer gets a reset, once it is reached. After an end of the stream, which it does not
+  // overtake, that is another error (tcp_reset() in Linux).
   const auto peer = socket->peer;
-  CallAt(Now() + Delay(), [socket, peer] {
-    if (Reaches(*socket)) Reset(peer.get());
+  socket->next_arrival = std::max(socket->next_arrival + 1, Now() + Delay());
+  CallAt(socket->next_arrival, [socket, peer] {
+    if (Reaches(*socket)) Reset(peer.get(), peer->ended ? EPIPE : ECONNRESET);
   });
 }
 
@@ -309,7 +311,10 @@ int CopyAddress(uint16_t port, sockaddr* to, socklen_t* size) {
 ssize_t Put(int descriptor, const iovec* parts, size_t count) {
   const auto socket = Find<Socket>(descriptor);
   if (socket == nullptr) return Fail(EBADF);
-  if (socket->reset) return Fail(std::exchange(socket->error, 0) != 0 ? ECONNRESET : EPIPE);
+  if (socket->reset) {
+    const int error = std::exchange(socket->error, 0);
+    return Fail(error != 0 ? error : EPIPE);
+  }
   if (socket->wrote_end) return Fail(EPIPE);
   if (!socket->connected) return Fail(ENOTCONN);
   if (!socket->has_room()) return Fail(EAGAIN);
@@ -477,6 +482,13 @@ int epoll_ctl(int poller, int operation, int descriptor, epoll_event* event) noe
 int epoll_wait(int poller, epoll_event* events, int most, int milliseconds) {
   const auto found = Find<sim::Poller>(poller);
   if (found == nullptr) return Fail(EBADF);
+  // Asio looks again and again in the last microsecond before its limit, and no time would pass.
+  static int looks = 0;
+  looks = milliseconds == 0 ? looks + 1 : 0;
+  if (looks > 1000) {
+    looks = 0;
+    sim::Block("the clock", found.get(), [] { return false; }, sim::Now() + sim::kMicrosecond);
+  }
   if (milliseconds != 0) {
     sim::Block(
         "a descriptor of an epoll", found.get(), [&found] { return sim::HasEvents(*found); },

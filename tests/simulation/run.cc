@@ -217,6 +217,8 @@ void RunSeed(uint64_t seed, bool show, const std::optional<std::set<unsigned>>& 
   Await("a worker has not made ten steps", [&] { return job.least_steps() >= steps + kSteps; });
   job.Finish();
   Await("the job has not ended", [&] { return job.finished(); });
+  if (swarm.only_breaks && job.losses() > 0)
+    FailRun(std::to_string(job.losses()) + " losses of servers, though only connections broke");
   std::printf("passed trace %016" PRIx64 " steps %" PRIu64 " losses %" PRIu64 " checkpoints %" PRIu64
               " simulated %.1f processor %.3f switches %" PRIu64 " events %" PRIu64 "\n",
               TraceHash(), job.total_steps(), job.losses(), job.published(),

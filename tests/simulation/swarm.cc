@@ -74,6 +74,11 @@ Swarm DrawSwarm(uint64_t seed) {
     if (random.OneIn(3)) swarm.faults.push_back(fault);
   }
   if (swarm.faults.empty()) swarm.faults.push_back(Fault::kKillServer);
+  // Nothing but broken connections, which cost no step. Servers that are only slow must not be taken for
+  // lost.
+  swarm.only_breaks = seed % 8 == 5;
+  if (swarm.only_breaks) swarm.faults = {Fault::kBreak};
+  if (swarm.only_breaks) swarm.timeout = 60;
   swarm.fault_pause = random.Between(100, 2500) * kMillisecond;
   swarm.fault_time = random.Between(5, 30) * kSecond;
   swarm.policy.yield_every = random.OneIn(3) ? 0 : random.Between(2, 50);

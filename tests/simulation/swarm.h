@@ -54,6 +54,7 @@ struct Swarm {
   uint64_t increments = 0;  // checkpoints in files with changes only, after one with all rows
   double timeout = 20;      // seconds that a server may take to answer
   std::vector<Fault> faults;
+  bool only_breaks = false;  // of connections: then no worker loses a server
   uint64_t fault_pause = 0;  // nanoseconds between two, in the mean
   uint64_t fault_time = 0;   // nanoseconds, after which no more come
   Policy policy;

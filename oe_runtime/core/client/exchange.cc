@@ -14,6 +14,9 @@ namespace {
 constexpr auto kSlice = std::chrono::milliseconds(200);  // between looks at the clock and at Ctrl-C
 constexpr double kMostSilence = 30;                      // seconds without a sign of a server's host
 constexpr size_t kChunk = size_t{1} << 20;
+// Between tries to replace a connection that broke, doubled each time, and at most.
+constexpr auto kFirstPause = std::chrono::milliseconds(20);
+constexpr auto kLastPause = std::chrono::milliseconds(640);
 
 // Asio moves at most 64 KiB a call unless told otherwise.
 size_t LargeReads(const asio::error_code& error, size_t) { return error ? 0 : kChunk; }
@@ -81,8 +84,8 @@ std::exception_ptr HandshakeError(const std::string& endpoint, const asio::error
 }  // namespace
 
 struct Exchanger::State {
-  const Peer* peer = nullptr;
-  Stream* stream = nullptr;
+  Group* group = nullptr;
+  Peer* peer = nullptr;
   Call* call = nullptr;
   Op op = Op::kError;
   uint64_t request = 0;
@@ -90,40 +93,48 @@ struct Exchanger::State {
   HeaderBytes in{};
   Buffer busy;
   std::chrono::steady_clock::time_point heard;  // when the server last said something, or was asked
+  bool writing = false;
+  std::exception_ptr broken;  // why the connection is no more
   bool done = false;
 };
 
 Exchanger::Exchanger(asio::io_context* io, std::function<void()> check_interrupt)
     : io_(io), check_interrupt_(std::move(check_interrupt)), request_(NewName()) {}
 
-void Exchanger::Fail(std::exception_ptr error) {
-  if (!error_) error_ = std::move(error);
+void CloseNow(Peer* peer) {
+  asio::error_code ignored;
+  peer->stream.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  peer->stream.socket().close(ignored);
+}
+
+void Exchanger::Fail(Group* group, std::exception_ptr error) {
+  if (!group->error) group->error = std::move(error);
   io_->stop();
 }
 
-void Exchanger::CloseAll(const std::vector<std::unique_ptr<Peer>>& peers) {
-  for (const auto& peer : peers) {
-    asio::error_code ignored;
-    peer->stream.socket().close(ignored);
-  }
+void Exchanger::CloseAll(Group* group, const Peers& peers) {
+  for (Peer* const peer : peers) CloseNow(peer);
   // Every operation ends now; only then may the memory that it works on go.
-  while (pending_ > 0) {
+  while (group->pending > 0) {
     io_->restart();
-    io_->run();
+    io_->run_one();
   }
 }
 
-void Exchanger::Wait(const std::vector<std::unique_ptr<Peer>>& peers, double timeout,
+void Exchanger::Wait(Group* group, const Peers& peers, double timeout,
                      const std::function<size_t()>& first_waiting,
-                     const std::function<std::chrono::steady_clock::time_point(size_t)>& heard) {
+                     const std::function<std::chrono::steady_clock::time_point(size_t)>& heard,
+                     const std::function<void()>& mend) {
   const auto begin = std::chrono::steady_clock::now();
   try {
-    while (pending_ > 0 && !error_) {
+    for (;;) {
+      if (mend && !group->error) mend();
+      if (group->pending == 0 || group->error) break;
       io_->restart();
       io_->run_for(kSlice);
-      if (pending_ == 0 || error_) break;
+      if (group->pending == 0 || group->error) continue;
       if (check_interrupt_) check_interrupt_();
-      for (const auto& peer : peers) {
+      for (Peer* const peer : peers) {
         if (!peer->host.Silent(peer->stream.socket().native_handle(), silence_)) continue;
         throw Lost(*peer, "its host has not answered for " + std::to_string(silence_.count()) + " s");
       }
@@ -135,24 +146,25 @@ void Exchanger::Wait(const std::vector<std::unique_ptr<Peer>>& peers, double tim
       }
     }
   } catch (...) {
-    error_ = std::current_exception();
+    group->error = std::current_exception();
   }
-  if (!error_) return;
-  CloseAll(peers);
-  const std::exception_ptr error = std::exchange(error_, nullptr);
-  std::rethrow_exception(error);
+  if (!group->error) return;
+  CloseAll(group, peers);
+  std::rethrow_exception(group->error);
 }
 
 void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
                         const std::vector<asio::ip::tcp::endpoint>& addresses, TlsMode tls,
                         const std::string& token, double timeout) {
-  std::vector<bool> done(peers.size(), false);
-  std::vector<bool> encrypts(peers.size());
+  Peers all;
+  patience_ = timeout;
   silence_ = std::chrono::seconds(static_cast<int>(std::clamp(timeout, 1.0, kMostSilence)));
   for (size_t i = 0; i < peers.size(); ++i) {
     Peer* const peer = peers[i].get();
-    encrypts[i] = Encrypts(tls, addresses[i].address());
-    if (encrypts[i] && tls_ == nullptr) {
+    all.push_back(peer);
+    peer->address = addresses[i];
+    peer->encrypts = Encrypts(tls, addresses[i].address());
+    if (peer->encrypts && tls_ == nullptr) {
       if (token.empty()) {
         throw SpecError("server " + peer->endpoint +
                         " is connected to with encryption, which needs the servers' token (--token-file); "
@@ -161,57 +173,54 @@ void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
       tls_ = std::make_unique<TlsContext>(TlsContext::Role::kClient, token);
     }
   }
+  ConnectGroup(all, timeout);
+}
+
+void Exchanger::ConnectGroup(const Peers& peers, double timeout) {
+  Group group;
+  std::vector<bool> done(peers.size(), false);
   for (size_t i = 0; i < peers.size(); ++i) {
-    Peer* const peer = peers[i].get();
-    const bool encrypt = encrypts[i];
-    ++pending_;
-    peer->stream.socket().async_connect(
-        addresses[i], [this, peer, &done, i, encrypt](const asio::error_code& error) {
-          --pending_;
-          if (error) {
-            Fail(std::make_exception_ptr(
-                ServerLost(peer->endpoint, "no parameter server answers at " + peer->endpoint + ": " +
-                                               error.message() + "; is it running, and is the port right?")));
-            return;
-          }
-          asio::error_code ignored;
-          peer->stream.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
-          ProbeIdlePeer(peer->stream.socket().native_handle(), silence_);
-          if (encrypt) return Handshake(peer, &done, i);
-          done[i] = true;
-        });
+    Peer* const peer = peers[i];
+    peer->refused = false;
+    ++group.pending;
+    peer->stream.socket().async_connect(peer->address, [this, &group, peer, &done,
+                                                        i](const asio::error_code& error) {
+      --group.pending;
+      peer->refused = error == asio::error::connection_refused;
+      if (error) {
+        return Fail(&group,
+                    std::make_exception_ptr(ServerLost(
+                        peer->endpoint, "no parameter server answers at " + peer->endpoint + ": " +
+                                            error.message() + "; is it running, and is the port right?")));
+      }
+      asio::error_code ignored;
+      peer->stream.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
+      ProbeIdlePeer(peer->stream.socket().native_handle(), silence_);
+      if (peer->encrypts) return Handshake(&group, peer, &done, i);
+      done[i] = true;
+    });
   }
-  Wait(peers, timeout, [&done] {
+  Wait(&group, peers, timeout, [&done] {
     size_t i = 0;
     while (i + 1 < done.size() && done[i]) ++i;
     return i;
   });
 }
 
-void Exchanger::Handshake(Peer* peer, std::vector<bool>* done, size_t i) {
-  ++pending_;
+void Exchanger::Handshake(Group* group, Peer* peer, std::vector<bool>* done, size_t i) {
+  ++group->pending;
   peer->stream.AsyncHandshake(tls_.get(), TlsContext::Role::kClient,
-                              [this, peer, done, i](const asio::error_code& error) {
-                                --pending_;
-                                if (error) return Fail(HandshakeError(peer->endpoint, error));
+                              [this, group, peer, done, i](const asio::error_code& error) {
+                                --group->pending;
+                                if (error) return Fail(group, HandshakeError(peer->endpoint, error));
                                 (*done)[i] = true;
                               });
 }
 
 void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std::vector<Call>* calls,
                     double timeout) {
-  std::vector<State> states(peers.size());
-  ++request_;
-  for (size_t i = 0; i < peers.size(); ++i) {
-    State& state = states[i];
-    state.peer = peers[i].get();
-    state.stream = &peers[i]->stream;
-    state.call = &(*calls)[i];
-    state.op = op;
-    state.request = request_;
-    state.done = state.call->skip;
-    state.heard = std::chrono::steady_clock::now();
-    const uint64_t length = asio::buffer_size(state.call->body);
+  for (const Call& call : *calls) {
+    const uint64_t length = asio::buffer_size(call.body);
     if (const uint64_t most = MaxRequest(op); length > most) {
       const bool batch = op == Op::kPull || op == Op::kPush;
       throw SpecError(
@@ -220,68 +229,145 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
           (batch ? ": use smaller batches" : " for what is not rows: use fewer or smaller names"));
     }
   }
+  ++request_;
+  Peers all;
+  all.reserve(peers.size());
+  for (const auto& peer : peers) all.push_back(peer.get());
+  RunGroup(op, all, calls, timeout);
+}
+
+void Exchanger::RunGroup(Op op, const Peers& peers, std::vector<Call>* calls, double timeout) {
+  Group group;
+  std::vector<State> states(peers.size());
+  for (size_t i = 0; i < peers.size(); ++i) {
+    State& state = states[i];
+    state.group = &group;
+    state.peer = peers[i];
+    state.call = &(*calls)[i];
+    state.op = op;
+    state.request = request_;
+    state.done = state.call->skip;
+    state.heard = std::chrono::steady_clock::now();
+  }
   for (State& state : states) {
-    if (state.call->skip) continue;
-    state.out = EncodeHeader({op, state.request, asio::buffer_size(state.call->body), state.peer->version});
-    std::vector<asio::const_buffer> message = {asio::buffer(state.out)};
-    message.insert(message.end(), state.call->body.begin(), state.call->body.end());
-    state.stream->Sending(asio::buffer_size(message));
-    ++pending_;
-    // A server that refuses a request replies and stops reading: what tells is the reply, or the end of the
-    // stream, not that the rest could not be written.
-    asio::async_write(*state.stream, message, LargeReads,
-                      [this](const asio::error_code&, size_t) { --pending_; });
-    Receive(&state);
+    if (!state.call->skip) Send(&state);
   }
   Wait(
-      peers, timeout,
+      &group, peers, timeout,
       [&states] {
         size_t i = 0;
         while (i + 1 < states.size() && states[i].done) ++i;
         return i;
       },
-      [&states](size_t i) { return states[i].done ? std::chrono::steady_clock::now() : states[i].heard; });
+      [&states](size_t i) { return states[i].done ? std::chrono::steady_clock::now() : states[i].heard; },
+      [this, &states] {
+        const auto is_broken = [](const State& state) { return state.broken != nullptr; };
+        for (auto found = states.begin(); found != states.end();) {
+          found = std::find_if(states.begin(), states.end(), is_broken);
+          if (found != states.end()) Mend(&*found);
+        }
+      });
+}
+
+void Exchanger::Send(State* state) {
+  Stream* const stream = &state->peer->stream;
+  state->out =
+      EncodeHeader({state->op, state->request, asio::buffer_size(state->call->body), state->peer->version});
+  std::vector<asio::const_buffer> message = {asio::buffer(state->out)};
+  message.insert(message.end(), state->call->body.begin(), state->call->body.end());
+  stream->Sending(asio::buffer_size(message));
+  ++state->group->pending;
+  state->writing = true;
+  // A server that refuses a request replies and stops reading: what tells is the reply, or the end of the
+  // stream, not that the rest could not be written.
+  asio::async_write(*stream, message, LargeReads, [state](const asio::error_code&, size_t) {
+    --state->group->pending;
+    state->writing = false;
+  });
+  Receive(state);
+}
+
+void Exchanger::Break(State* state, const asio::error_code& error) {
+  const auto why = std::make_exception_ptr(state->op == Op::kHello ? Unanswered(*state->peer, error)
+                                                                   : Broken(*state->peer, error));
+  if (state->peer->resume.empty() || state->op == Op::kHello || state->group->error) {
+    return Fail(state->group, why);
+  }
+  state->broken = why;
+  io_->stop();
+}
+
+void Exchanger::Mend(State* state) {
+  CloseNow(state->peer);
+  while (state->writing) {
+    io_->restart();
+    io_->run_one();
+  }
+  const std::exception_ptr broken = std::exchange(state->broken, nullptr);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience_);
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLastPause)) {
+    try {
+      Reconnect(state->peer);
+      break;
+    } catch (const ServerLost&) {
+      if (state->peer->refused || std::chrono::steady_clock::now() > end) std::rethrow_exception(broken);
+    } catch (const TooManyConnections&) {
+      if (std::chrono::steady_clock::now() > end) std::rethrow_exception(broken);
+    } catch (const Error&) {  // it is another server, or has forgotten this client
+      std::rethrow_exception(broken);
+    }
+    if (check_interrupt_) check_interrupt_();
+    io_->restart();
+    io_->run_for(pause);
+  }
+  state->heard = std::chrono::steady_clock::now();
+  Send(state);
+}
+
+void Exchanger::Reconnect(Peer* peer) {
+  peer->stream.Reset();
+  peer->host = {};
+  ConnectGroup({peer}, patience_);
+  std::vector<Call> calls(1);
+  calls[0].body = {asio::buffer(peer->resume)};
+  RunGroup(Op::kHello, {peer}, &calls, patience_);
+  if (calls[0].failed) ThrowAs(calls[0].error.code, calls[0].error.message);
 }
 
 void Exchanger::Receive(State* state) {
-  ++pending_;
-  asio::async_read(*state->stream, asio::buffer(state->in),
-                   [this, state](const asio::error_code& error, size_t) {
-                     --pending_;
-                     if (error) {
-                       Fail(std::make_exception_ptr(state->op == Op::kHello ? Unanswered(*state->peer, error)
-                                                                            : Broken(*state->peer, error)));
-                       return;
-                     }
-                     try {
-                       const FrameHeader header = DecodeHeader(state->in, kMaxBody);
-                       if (header.op == Op::kBusy && header.request == state->request)
-                         return ReceiveBusy(state, header);
-                       if (header.op != state->op && header.op != Op::kError)
-                         throw ProtocolError("the reply is to another operation");
-                       // A header that the server could not read is refused under the number 0.
-                       const bool unread = header.op == Op::kError && header.request == 0;
-                       if (header.request != state->request && !unread) {
-                         throw ProtocolError("the reply is to another request");
-                       }
-                       ReceiveBody(state, header);
-                     } catch (const ProtocolError& problem) {
-                       Fail(std::make_exception_ptr(
-                           ProtocolError("server " + state->peer->endpoint + ": " + problem.what())));
-                     }
-                   });
+  ++state->group->pending;
+  asio::async_read(
+      state->peer->stream, asio::buffer(state->in), [this, state](const asio::error_code& error, size_t) {
+        --state->group->pending;
+        if (error) return Break(state, error);
+        try {
+          const FrameHeader header = DecodeHeader(state->in, kMaxBody);
+          if (header.op == Op::kBusy && header.request == state->request) return ReceiveBusy(state, header);
+          if (header.op != state->op && header.op != Op::kError)
+            throw ProtocolError("the reply is to another operation");
+          // A header that the server could not read is refused under the number 0.
+          const bool unread = header.op == Op::kError && header.request == 0;
+          if (header.request != state->request && !unread) {
+            throw ProtocolError("the reply is to another request");
+          }
+          ReceiveBody(state, header);
+        } catch (const ProtocolError& problem) {
+          Fail(state->group, std::make_exception_ptr(
+                                 ProtocolError("server " + state->peer->endpoint + ": " + problem.what())));
+        }
+      });
 }
 
 void Exchanger::ReceiveBusy(State* state, const FrameHeader& header) {
   if (header.length > kMaxBusyBody) throw ProtocolError("it is busy at too great length");
   state->heard = std::chrono::steady_clock::now();
   state->busy.Resize(static_cast<size_t>(header.length));
-  ++pending_;
-  asio::async_read(*state->stream, asio::buffer(state->busy.data(), state->busy.size()),
+  ++state->group->pending;
+  asio::async_read(state->peer->stream, asio::buffer(state->busy.data(), state->busy.size()),
                    [this, state](const asio::error_code& error, size_t) {
-                     --pending_;
-                     if (!error) return Receive(state);
-                     Fail(std::make_exception_ptr(Broken(*state->peer, error)));
+                     --state->group->pending;
+                     if (error) return Break(state, error);
+                     Receive(state);
                    });
 }
 
@@ -300,21 +386,20 @@ void Exchanger::ReceiveBody(State* state, const FrameHeader& header) {
     call->reply.Resize(length);
     into = {asio::buffer(call->reply.data(), length)};
   }
-  ++pending_;
-  asio::async_read(*state->stream, into, LargeReads, [this, state](const asio::error_code& error, size_t) {
-    --pending_;
-    if (error) {
-      Fail(std::make_exception_ptr(Broken(*state->peer, error)));
-      return;
-    }
-    state->done = true;
-    if (!state->call->failed) return;
-    try {
-      state->call->error = ParseError({state->call->reply.data(), state->call->reply.size()});
-    } catch (const ProtocolError& problem) {
-      Fail(std::make_exception_ptr(ProtocolError("server " + state->peer->endpoint + ": " + problem.what())));
-    }
-  });
+  ++state->group->pending;
+  asio::async_read(
+      state->peer->stream, into, LargeReads, [this, state](const asio::error_code& error, size_t) {
+        --state->group->pending;
+        if (error) return Break(state, error);
+        state->done = true;
+        if (!state->call->failed) return;
+        try {
+          state->call->error = ParseError({state->call->reply.data(), state->call->reply.size()});
+        } catch (const ProtocolError& problem) {
+          Fail(state->group, std::make_exception_ptr(
+                                 ProtocolError("server " + state->peer->endpoint + ": " + problem.what())));
+        }
+      });
 }
 
 }  // namespace oe

@@ -23,6 +23,11 @@ struct Peer {
   Peer(asio::io_context* io, std::string name) : endpoint(std::move(name)), stream(io) {}
   std::string endpoint;  // "host:port", as the user gave it
   Stream stream;
+  asio::ip::tcp::endpoint address;
+  bool encrypts = false;
+  bool refused = false;  // nothing listened there when it was last connected to
+  // The hello with which another connection goes on as this one (server/sessions.h); empty: none can.
+  std::string resume;
   // What this server offered in its reply to the hello, and how much of the client's memory it sees.
   std::optional<Nonce> nonce;
   size_t shared = 0;
@@ -31,6 +36,7 @@ struct Peer {
   bool places_rows = false;            // whether it takes RowsRequest::placed
   bool cuts = false;                   // whether it takes Op::kCut
   bool halves = false;                 // whether it takes BatchEntry::kHalves
+  bool sessions = false;               // whether it takes Op::kSession
   uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
   HostWatch host;
 };
@@ -61,36 +67,54 @@ class Exchanger {
   void Connect(const std::vector<std::unique_ptr<Peer>>& peers,
                const std::vector<asio::ip::tcp::endpoint>& addresses, TlsMode tls, const std::string& token,
                double timeout);
-  // calls[i] goes to peers[i]. Returns when every server has replied; error replies are in the calls. Throws
-  // ServerLost as soon as one connection breaks or one server has said nothing, neither the reply nor that it
-  // is busy (Op::kBusy), for `timeout` seconds, ProtocolError for a reply that makes no sense. After a throw
-  // the connections are closed: what is still under way on them would be taken for the reply to the next
-  // request.
+  // calls[i] goes to peers[i]. Returns when every server has replied; error replies are in the calls. A call
+  // whose connection breaks goes on with a new one, if the server knows the client still: it is served once.
+  // Throws ServerLost as soon as one connection breaks for good or one server has said nothing, neither the
+  // reply nor that it is busy (Op::kBusy), for `timeout` seconds, ProtocolError for a reply that makes no
+  // sense. After a throw the connections are closed: what is still under way on them would be taken for the
+  // reply to the next request.
   void Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std::vector<Call>* calls, double timeout);
 
  private:
   struct State;
+  using Peers = std::vector<Peer*>;
+  // Operations that are waited for together. Another group's handlers run meanwhile.
+  struct Group {
+    size_t pending = 0;        // operations under way
+    std::exception_ptr error;  // the first that ended the exchange
+  };
+  void ConnectGroup(const Peers& peers, double timeout);
   // Notes in *done that the peer is connected.
-  void Handshake(Peer* peer, std::vector<bool>* done, size_t i);
+  void Handshake(Group* group, Peer* peer, std::vector<bool>* done, size_t i);
+  void RunGroup(Op op, const Peers& peers, std::vector<Call>* calls, double timeout);
+  void Send(State* state);
   void Receive(State* state);
   void ReceiveBody(State* state, const FrameHeader& header);
   // The server lives, and has not forgotten the request.
   void ReceiveBusy(State* state, const FrameHeader& header);
-  void Fail(std::exception_ptr error);
-  void Wait(const std::vector<std::unique_ptr<Peer>>& peers, double timeout,
-            const std::function<size_t()>& first_waiting,
-            const std::function<std::chrono::steady_clock::time_point(size_t)>& heard = {});
-  void CloseAll(const std::vector<std::unique_ptr<Peer>>& peers);
+  void Break(State* state, const asio::error_code& error);
+  // Sends the call again on a new connection. Throws what it broke by if there can be none.
+  void Mend(State* state);
+  void Reconnect(Peer* peer);
+  void Fail(Group* group, std::exception_ptr error);
+  // `mend` goes on with what has broken.
+  void Wait(Group* group, const Peers& peers, double timeout, const std::function<size_t()>& first_waiting,
+            const std::function<std::chrono::steady_clock::time_point(size_t)>& heard = {},
+            const std::function<void()>& mend = {});
+  void CloseAll(Group* group, const Peers& peers);
 
   asio::io_context* const io_;
   std::unique_ptr<TlsContext> tls_;  // once some peer needs it
   const std::function<void()> check_interrupt_;
   std::chrono::seconds silence_{};  // of a host, after which it is held for vanished
+  double patience_ = 0;             // seconds in which a connection that broke may be replaced
   uint64_t request_;                // the last one's number (wire/frame.h)
-  size_t pending_ = 0;              // operations under way
-  std::exception_ptr error_;        // the first that ended the exchange
 };
 
 ServerLost Lost(const Peer& peer, const std::string& what);
+
+// Says the end of the stream before a reset can: a server takes that for the client's own end, not for a
+// break.
+void CloseNow(Peer* peer);
 
 }  // namespace oe

@@ -104,6 +104,7 @@ class RemoteBackend : public Backend {
     exchanger_.Connect(peers_, addresses, options.tls, options.token, timeout_);
     if (options.read_only && worker_.takes_part()) throw SpecError("a worker cannot be read-only");
     SayHello(options);
+    OpenSessions(options);
     const bool local =
         std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->nonce; });
     if (local && options.share_memory && options.tls != TlsMode::kOn) arena_ = SharedArena::Create();
@@ -369,10 +370,7 @@ class RemoteBackend : public Backend {
 
   void Close() override {
     closed_ = true;
-    for (const auto& peer : peers_) {
-      asio::error_code ignored;
-      peer->stream.socket().close(ignored);
-    }
+    for (const auto& peer : peers_) CloseNow(peer.get());
   }
 
  private:
@@ -1022,6 +1020,7 @@ class RemoteBackend : public Backend {
       peers_[i]->places_rows = reply.value("places_rows", false);
       peers_[i]->cuts = reply.value("cuts", false);
       peers_[i]->halves = reply.value("halves", false);
+      peers_[i]->sessions = reply.value("sessions", false);
       const auto index = reply.value("index", uint64_t{0});
       const auto count = reply.value("count", uint64_t{0});
       if (wire_checkpoints_ && !reply.value("checkpoint_dir", false)) {
@@ -1033,6 +1032,20 @@ class RemoteBackend : public Backend {
       throw SpecError("server " + peers_[i]->endpoint + " is server " + std::to_string(index) + " of " +
                       std::to_string(count) + ", but it stands at place " + std::to_string(i) + " of " +
                       std::to_string(all) + "; give all servers, in the order of their index");
+    }
+  }
+
+  // From now on a connection that breaks can be replaced.
+  void OpenSessions(const RemoteOptions& options) {
+    std::vector<Call> calls(peers_.size());
+    for (size_t i = 0; i < peers_.size(); ++i) calls[i].skip = !peers_[i]->sessions;
+    RunWhole(Op::kSession, &calls, timeout_);
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      if (calls[i].skip) continue;
+      const json name = ParseReply(i, calls[i]);
+      if (!name.is_string() || name.empty()) continue;
+      const std::string token = peers_[i]->stream.encrypted() ? "" : options.token;
+      peers_[i]->resume = EncodeHello({kProtocolVersion, token, job_, "", name.get<std::string>()});
     }
   }
 

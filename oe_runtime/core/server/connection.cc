@@ -32,6 +32,15 @@ constexpr unsigned kLooks = 8;                   // at the progress of a peer, i
 constexpr uint8_t kAlertAccessDenied = 49;
 constexpr uint8_t kAlertProtocolVersion = 70;
 
+// Whether the connection broke on its way, as after a reset: the client may be there. An end of the stream is
+// the client's own, also if it was killed; its kernel then refuses what is written.
+bool IsBreak(const asio::error_code& error) {
+  return error == asio::error::connection_reset || error == asio::error::timed_out ||
+         error == asio::error::host_unreachable || error == asio::error::network_unreachable ||
+         error == asio::error::network_down || error == asio::error::network_reset ||
+         error == asio::error::connection_aborted;
+}
+
 // A fatal TLS alert, in clear.
 std::array<uint8_t, 7> FatalAlert(uint8_t alert) { return {21, 3, 3, 0, 2, 2, alert}; }
 
@@ -40,7 +49,7 @@ std::array<uint8_t, 7> FatalAlert(uint8_t alert) { return {21, 3, 3, 0, 2, 2, al
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
     : stream_(std::move(socket)),
       context_(context),
-      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1},
+      session_(std::make_shared<OpenSession>()),
       deadline_(stream_.get_executor()),
       watch_(stream_.get_executor()),
       pass_([this] {
@@ -49,19 +58,17 @@ Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
         };
       }),
       busy_timer_(stream_.get_executor()) {
-  session_.jobs = context->jobs;
-  session_.pass = &pass_;
+  session_->client = context->accepted.fetch_add(1) + 1;
+  session_->scratch = context->scratch;
+  session_->jobs = context->jobs;
+  session_->pass = &pass_;
+  session_->sharing = &context->sharing;
   context_->open.fetch_add(1);
   context_->arrivals.fetch_add(1);
 }
 
 Connection::~Connection() {
-  if (greeted_) session_.job->clients.fetch_sub(1);
-  if (greeted_) session_.job->shared.End(session_.client);
-  if (session_.worker) session_.job->workers.End(session_.client);
-  if (greeted_) session_.job->cut.Leave(session_.client);
-  if (may_have_files_) session_.scratch->Drop(session_.client);
-  if (shared_ != nullptr) context_->sharing.fetch_sub(1);
+  LetGo();
   context_->kept.fetch_sub(kept_);
   if (client_) context_->clients.fetch_sub(1);
   if (!greeted_) context_->arrivals.fetch_sub(1);
@@ -80,6 +87,49 @@ void Connection::Start() {
     ReadHeader();
   }
 }
+
+// The session stays for a while where the connection broke.
+void Connection::LetGo() {
+  if (session_->name.empty()) return session_.reset();
+  const std::string name = session_->name;
+  const auto time = context_->sessions.Release(std::move(session_), broken_);
+  if (!time) return;
+  try {
+    const auto timer = std::make_shared<asio::steady_timer>(stream_.get_executor());
+    timer->expires_after(std::chrono::duration_cast<steady_clock::duration>(*time));
+    timer->async_wait([timer, name, sessions = &context_->sessions](const asio::error_code& error) {
+      if (!error) sessions->Expire(name);
+    });
+  } catch (const std::bad_alloc&) {
+    context_->sessions.Expire(name, true);
+  }
+}
+
+// The client has connected again.
+Sessions::Fence Connection::NewFence() {
+  return [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    asio::post(self->stream_.get_executor(), [self] {
+      self->Withdraw();
+      self->Close();
+    });
+  };
+}
+
+// A request that waits for other workers is not served: its client sends it again.
+void Connection::Withdraw() {
+  if (parked_ && session_->job->workers.Withdraw(session_->client)) withdrawn_ = true;
+}
+
+// The connection of a worker has ended while its request waits.
+void Connection::EndParked() {
+  if (!parked_) return;
+  if (broken_ && !session_->name.empty()) return Withdraw();
+  session_->job->workers.End(session_->client);
+}
+
+void Connection::NoteBreak(const asio::error_code& error) { broken_ = broken_ || IsBreak(error); }
 
 void Connection::PushOut() {
   asio::post(stream_.get_executor(), [self = shared_from_this()] {
@@ -186,7 +236,7 @@ void Connection::WhenSlot(Slots* slots, Slots::Owner* owner, void (Connection::*
 void Connection::WhenFree(MemoryBudget* memory, uint64_t amount, const MemoryBudget::Share& held,
                           void (Connection::*next)(MemoryBudget::Share)) {
   auto share =
-      memory->Ask(session_.job, amount, held, [self = shared_from_this(), next](MemoryBudget::Share later) {
+      memory->Ask(session_->job, amount, held, [self = shared_from_this(), next](MemoryBudget::Share later) {
         asio::post(self->stream_.get_executor(), [self, next, later = std::move(later)]() mutable {
           (self.get()->*next)(std::move(later));
         });
@@ -242,10 +292,12 @@ void Connection::ReadHeader() {
   asio::async_read(
       stream_, asio::buffer(header_bytes_), Moving(),
       [self = shared_from_this()](const asio::error_code& error, size_t got) {
+        if (error) self->NoteBreak(error);
+        if (!error) self->broken_ = false;
         if (error && got > 0) return self->Cut();
         if (error) return self->Close();  // the client has left
         // What a refusal of this header replies to.
-        self->header_ = {Op::kError, 0, 0, self->session_.version};
+        self->header_ = {Op::kError, 0, 0, self->session_->version};
         const bool known = self->greeted_;
         try {
           self->header_ = DecodeHeader(self->header_bytes_, known ? kMaxBody : kMaxHelloBody);
@@ -276,9 +328,9 @@ void Connection::ReadHeader() {
         // A push of a worker waits for those of the others, so that these must not wait for it to end.
         const Op op = self->header_.op;
         const bool changes =
-            op == Op::kAssign || op == Op::kErase || (op == Op::kPush && !self->session_.worker);
+            op == Op::kAssign || op == Op::kErase || (op == Op::kPush && !self->session_->worker);
         if (changes && known) {
-          self->pushing_ = self->session_.job->store.CountPush();
+          self->pushing_ = self->session_->job->store.CountPush();
         }
         if (length <= kSmall) return self->ReadBody({});
         // Memory that is there already is charged at once.
@@ -307,7 +359,10 @@ void Connection::ReadBody(MemoryBudget::Share share) {
   }
   asio::async_read(stream_, asio::buffer(body_.data() + arrived_, until - arrived_), Moving(arrived_),
                    [self = shared_from_this()](const asio::error_code& error, size_t got) {
-                     if (error) return self->Cut();
+                     if (error) {
+                       self->NoteBreak(error);
+                       return self->Cut();
+                     }
                      self->arrived_ += got;
                      if (self->arrived_ < self->header_.length) return self->ReadMore();
                      self->read_ = steady_clock::now();
@@ -322,14 +377,15 @@ void Connection::ReadBody(MemoryBudget::Share share) {
 void Connection::ReadMore() {
   MemoryBudget* const memory = &context_->request_bytes;
   const uint64_t rest = header_.length - arrived_;
-  if (auto all = memory->TryIdle(session_.job, rest)) return ReadBody(std::move(*all));
+  if (auto all = memory->TryIdle(session_->job, rest)) return ReadBody(std::move(*all));
   WhenFree(memory, std::min<uint64_t>(rest, arrived_), request_share_, &Connection::ReadBody);
 }
 
 void Connection::Answer() {
   try {
     if (!greeted_) return Hello();
-    CheckMay(session_, header_.op);
+    if (session_->has_answered(header_.request)) return AnswerAgain();
+    CheckMay(*session_, header_.op);
     if (header_.op == Op::kShutdown) {
       SetReply("{}");
       return Reply(Op::kShutdown, true);
@@ -341,12 +397,17 @@ void Connection::Answer() {
       SetReply(Share(ParseShareRequest({body_.data(), body_.size()})) ? "true" : "false");
       return Reply(Op::kShare, false);
     }
+    if (header_.op == Op::kSession) {
+      context_->sessions.Open(session_, NewFence());
+      SetReply(nlohmann::json(session_->name).dump());
+      return Reply(Op::kSession, false);
+    }
     if (header_.op == Op::kReadAhead) {
       TakeReadAhead();
       return Reply(Op::kReadAhead, false);
     }
     const bool ready =
-        Ready(session_, header_.op, {body_.data(), body_.size()},
+        Ready(*session_, header_.op, {body_.data(), body_.size()},
               [self = shared_from_this()](const std::exception_ptr& error) {
                 asio::post(self->stream_.get_executor(), [self, error] { self->Resume(error); });
               });
@@ -357,9 +418,16 @@ void Connection::Answer() {
   Park();
 }
 
+// It was served on an earlier connection, whose reply has not arrived.
+void Connection::AnswerAgain() {
+  SetReply(session_->answer.body);
+  const bool failed = session_->answer.op == Op::kError;
+  Reply(failed ? Op::kError : header_.op, false);
+}
+
 void Connection::TakeReadAhead() {
   const Bytes request{body_.data(), body_.size()};
-  (void)ReplyBytes(session_, Op::kPull, request);  // throws for what a pull could not have
+  (void)ReplyBytes(*session_, Op::kPull, request);  // throws for what a pull could not have
   const BatchView view = ParseBatch(request);
   if (view.rest.size != 0) {
     throw ProtocolError("keys to read ahead with " + std::to_string(view.rest.size) + " bytes too many");
@@ -367,7 +435,7 @@ void Connection::TakeReadAhead() {
   reply_.Resize(0);
   if (context_->read_ahead == nullptr || context_->request_bytes.tight()) return;
   // A copy, so that the buffer stays the connection's.
-  ReadAhead::Batch batch{session_.client, &session_.job->store, Buffer(request.size),
+  ReadAhead::Batch batch{session_->client, &session_->job->store, Buffer(request.size),
                          std::move(request_share_)};
   std::memcpy(batch.body.data(), request.data, request.size);
   context_->read_ahead->Add(std::move(batch));
@@ -379,10 +447,11 @@ void Connection::Park() {
   pushing_.reset();          // those that it waits for must not wait for it to end
   request_share_.Release();  // or what is waited for might not be read
   WatchForEnd();
-  deadline_.expires_after(std::chrono::duration_cast<steady_clock::duration>(worker_wait_));
+  deadline_.expires_after(std::chrono::duration_cast<steady_clock::duration>(session_->worker_wait));
   deadline_.async_wait([weak = weak_from_this()](const asio::error_code& error) {
     const auto self = weak.lock();
-    if (!error && self != nullptr && self->parked_) self->session_.job->workers.GiveUp(self->session_.client);
+    if (!error && self != nullptr && self->parked_)
+      self->session_->job->workers.GiveUp(self->session_->client);
   });
 }
 
@@ -402,7 +471,7 @@ void Connection::Resume(const std::exception_ptr& error) {
   }
 }
 
-// A worker that ends while its request waits is lost at once.
+// A worker that ends while its request waits is lost at once; one whose connection breaks is away.
 void Connection::WatchForEnd() {
   stream_.socket().async_wait(
       asio::ip::tcp::socket::wait_read, [weak = weak_from_this()](const asio::error_code& error) {
@@ -412,7 +481,8 @@ void Connection::WatchForEnd() {
         const ssize_t got =
             ::recv(self->stream_.socket().native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return self->WatchForEnd();
-        if (got <= 0) self->session_.job->workers.End(self->session_.client);
+        self->broken_ = self->broken_ || (got < 0 && IsBreak({errno, asio::error::get_system_category()}));
+        if (got <= 0) self->EndParked();
       });
 }
 
@@ -420,12 +490,12 @@ void Connection::Admit() {
   try {
     // How many there are may have to wait for a recovery.
     if (header_.op == Op::kKeys) {
-      return WhenSlot(&context_->slow_slots, &session_.job->slow, &Connection::CountKeys);
+      return WhenSlot(&context_->slow_slots, &session_->job->slow, &Connection::CountKeys);
     }
     const Bytes body{body_.data(), body_.size()};
-    reply_bytes_ = ReplyBytes(session_, header_.op, body);
+    reply_bytes_ = ReplyBytes(*session_, header_.op, body);
     if (header_.op == Op::kPull && context_->read_ahead != nullptr) {
-      context_->read_ahead->Pulled(session_.client, body);
+      context_->read_ahead->Pulled(session_->client, body);
     }
     AwaitMemory();
   } catch (const std::exception&) {
@@ -444,9 +514,9 @@ void Connection::AwaitMemory() {
 void Connection::AwaitSlot(MemoryBudget::Share share) {
   reply_share_ = std::move(share);
   if (IsSlow(header_.op)) {
-    return WhenSlot(&context_->slow_slots, &session_.job->slow, &Connection::ServeSlow);
+    return WhenSlot(&context_->slow_slots, &session_->job->slow, &Connection::ServeSlow);
   }
-  WhenSlot(&context_->slots, &session_.job->serving, &Connection::ServeOne);
+  WhenSlot(&context_->slots, &session_->job->serving, &Connection::ServeOne);
 }
 
 void Connection::ServeOne(Slots::Share slot) {
@@ -455,12 +525,12 @@ void Connection::ServeOne(Slots::Share slot) {
   context_->queue_wait.Add(start - read_);
   try {
     served_since_ = start;
-    const Served served = Serve(&session_, header_.op, &body_, &reply_, &rest_);
+    const Served served = Serve(session_.get(), header_.op, &body_, &reply_, &rest_);
     if (served == Served::kLater) return AwaitPass();
     pass_.Release();
     slot.Release();
     if (served == Served::kRest) {
-      return WhenSlot(&context_->slow_slots, &session_.job->slow, &Connection::ServeRest);
+      return WhenSlot(&context_->slow_slots, &session_->job->slow, &Connection::ServeRest);
     }
   } catch (const std::exception&) {
     pass_.Release();
@@ -485,7 +555,7 @@ void Connection::AnswerFailure() {
   } catch (const std::exception& problem) {
     ErrorCode code = CodeOf(problem);
     // The class that a client of the version before knows.
-    if (code == ErrorCode::kStorageFull && session_.version < kVersion6) code = ErrorCode::kStorage;
+    if (code == ErrorCode::kStorageFull && session_->version < kVersion6) code = ErrorCode::kStorage;
     SetReply(EncodeError({code, problem.what()}));
     Reply(Op::kError, false);
   }
@@ -499,6 +569,12 @@ void Connection::Hello() {
     return Refuse(Refusal::kToken, ErrorCode::kAuth,
                   "the token is not this server's; both sides must read the same token file");
   }
+  if (hello.version < kOldestProtocol) {
+    throw ProtocolError("hello: version " + std::to_string(hello.version) + " is below " +
+                        std::to_string(kOldestProtocol));
+  }
+  understands_busy_ = hello.version >= kVersion6;
+  if (!hello.session.empty()) return GoOn(hello.session);
   if (!client_) {
     if (context_->clients.fetch_add(1) >= context_->limits.connections) {
       context_->clients.fetch_sub(1);
@@ -509,48 +585,71 @@ void Connection::Hello() {
     }
     client_ = true;
   }
-  if (hello.version < kOldestProtocol) {
-    throw ProtocolError("hello: version " + std::to_string(hello.version) + " is below " +
-                        std::to_string(kOldestProtocol));
-  }
-  session_.version = std::min(hello.version, kProtocolVersion);
-  session_.job = context_->jobs->Get(hello.job);
-  session_.seen = session_.job->fence.seen();
-  understands_busy_ = session_.version >= kVersion6;
-  session_.reads_only = hello.worker == kReader;
-  if (!hello.worker.empty() && !session_.reads_only) {
+  session_->version = std::min(hello.version, kProtocolVersion);
+  session_->job = context_->jobs->Get(hello.job);
+  session_->seen = session_->job->fence.seen();
+  session_->reads_only = hello.worker == kReader;
+  if (!hello.worker.empty() && !session_->reads_only) {
     const WorkerSpec spec = WorkerSpecFromJsonText(hello.worker);
-    session_.job->workers.Join(session_.client, spec);
-    session_.worker = true;
-    session_.batched = spec.synchronous;
-    worker_wait_ = std::chrono::duration<double>(spec.wait);
+    session_->job->workers.Join(session_->client, spec);
+    session_->worker = true;
+    session_->batched = spec.synchronous;
+    session_->worker_wait = std::chrono::duration<double>(spec.wait);
   }
+  session_->greeted = true;
+  session_->job->clients.fetch_add(1);
+  session_->job->cut.Join(session_->client, header_.request);
+  if (context_->shares) session_->nonce = NewNonce();
+  Greet();
+}
+
+void Connection::Greet() {
   greeted_ = true;
   context_->arrivals.fetch_sub(1);
-  session_.job->clients.fetch_add(1);
-  session_.job->cut.Join(session_.client, header_.request);
   deadline_.cancel();
   Watch();
   nlohmann::json reply = context_->hello;
-  reply["version"] = session_.version;
-  if (context_->shares) nonce_ = NewNonce();
-  if (nonce_) reply["nonce"] = NonceText(*nonce_);
+  reply["version"] = session_->version;
+  if (session_->nonce) reply["nonce"] = NonceText(*session_->nonce);
   SetReply(reply.dump());
   Reply(Op::kHello, false);
 }
 
+// With the session that the client had on an earlier connection, once that serves nothing any more.
+void Connection::GoOn(const std::string& name) {
+  deadline_.cancel();
+  Waits("its earlier connection to end");
+  const auto granted = [self = shared_from_this()](Sessions::SessionPtr session) {
+    asio::post(self->stream_.get_executor(), [self, session = std::move(session)]() mutable {
+      self->session_ = std::move(session);
+      self->session_->pass = &self->pass_;
+      self->broken_ = true;                  // until the client has shown that it is there
+      self->context_->clients.fetch_add(1);  // in place of the earlier one's
+      self->client_ = true;
+      self->Greet();
+    });
+  };
+  if (context_->sessions.Claim(name, NewFence(), granted)) return;
+  SetReply(
+      EncodeError({ErrorCode::kWorker,
+                   "this server knows nothing of the connection that broke: it was started again, or that "
+                   "was more than " +
+                       std::to_string(Sessions::kAway.count()) + " s ago"}));
+  Reply(Op::kError, true);
+}
+
 bool Connection::Share(const ShareRequest& request) {
-  const uint64_t before = session_.shared_size;
-  if (!nonce_ || request.size < before) return false;
+  const uint64_t before = session_->shared_size;
+  if (!session_->nonce || request.size < before) return false;
   auto more = context_->shared_bytes.Try(request.size - before);
   if (!more) return false;
-  std::unique_ptr<SharedMapping> mapping = SharedMapping::Open(request, *nonce_);
+  std::unique_ptr<SharedMapping> mapping = SharedMapping::Open(request, *session_->nonce);
   if (mapping == nullptr) return false;
-  if (shared_ == nullptr) context_->sharing.fetch_add(1);
-  shared_ = std::move(mapping);
-  shared_shares_.push_back(std::move(*more));
-  session_.shared = shared_->data();
-  session_.shared_size = shared_->size();
+  if (session_->mapping == nullptr) context_->sharing.fetch_add(1);
+  session_->mapping = std::move(mapping);
+  session_->mapping_shares.push_back(std::move(*more));
+  session_->shared = session_->mapping->data();
+  session_->shared_size = session_->mapping->size();
   return true;
 }
 
@@ -579,7 +678,10 @@ void Connection::SetReply(const std::string& text) {
 void Connection::Reply(Op op, bool last) {
   request_share_.Release();
   pushing_.reset();
-  if (greeted_ && IsOrdered(session_, header_.op)) session_.job->cut.End(session_.client, op != Op::kError);
+  if (greeted_ && !last && !withdrawn_) session_->NoteAnswer(header_.request, header_.op, op, reply_);
+  withdrawn_ = false;
+  if (greeted_ && IsOrdered(*session_, header_.op))
+    session_->job->cut.End(session_->client, op != Op::kError);
   refused_ = refused_ || last;
   Enter(Phase::kReply);
   if (saying_busy_) {
@@ -599,14 +701,14 @@ void Connection::SendReply(Op op, bool last) {
                     [self = shared_from_this(), op, last](const asio::error_code& error, size_t) {
                       self->reply_share_.Release();
                       if (op == Op::kShutdown) self->context_->on_shutdown();
-                      if (error) return;
+                      if (error) return self->NoteBreak(error);
                       if (last) {
                         self->Linger();
                       } else {
                         self->ReadHeader();
                       }
                       // The worker computes now. Its next request may be read meanwhile.
-                      if (op == Op::kPull) self->session_.job->store.Upkeep();
+                      if (op == Op::kPull) self->session_->job->store.Upkeep();
                     });
 }
 

@@ -22,10 +22,9 @@
 #include "oe_runtime/core/server/memory_budget.h"
 #include "oe_runtime/core/server/read_ahead.h"
 #include "oe_runtime/core/server/refusals.h"
-#include "oe_runtime/core/server/service.h"
+#include "oe_runtime/core/server/sessions.h"
 #include "oe_runtime/core/server/slots.h"
 #include "oe_runtime/core/server/task_threads.h"
-#include "oe_runtime/core/wire/shared_memory.h"
 #include "oe_runtime/core/wire/stream.h"
 
 namespace oe {
@@ -37,6 +36,7 @@ struct ConnectionContext {
         request_bytes(limits.bytes),
         reply_bytes(limits.bytes),
         shared_bytes(limits.bytes),
+        sessions(limits.connections),
         // Of the requests that are served at once, one place is never the same job's as all others; and the
         // same of those that take long.
         slots(serving, serving > 1 ? serving - 1 : 1),
@@ -58,6 +58,7 @@ struct ConnectionContext {
   MemoryBudget request_bytes;
   MemoryBudget reply_bytes;
   Budget shared_bytes;       // of clients' memory
+  Sessions sessions;         // of clients that can go on with another connection
   Slots slots;               // requests that are served at once, none of which waits for long
   Slots slow_slots;          // and those of IsSlow(), which have threads of their own
   Slots::Owner stats_slots;  // of these, statistics, which are of all jobs
@@ -139,7 +140,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Waits(const char* what);
   void SayBusy();
   void AnswerFailure();
+  void AnswerAgain();
   void Hello();
+  void GoOn(const std::string& session);
+  void Greet();
+  void LetGo();
+  Sessions::Fence NewFence();
+  void Withdraw();
+  void EndParked();
+  void NoteBreak(const asio::error_code& error);
   // The keys of a batch that is going to be pulled.
   void TakeReadAhead();
   // Looks at the client's memory, instead of what it had before; whether it has it.
@@ -162,14 +171,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Stream stream_;
   ConnectionContext* const context_;
-  Session session_;
-  std::optional<Nonce> nonce_;  // that was offered
-  std::unique_ptr<SharedMapping> shared_;
-  std::vector<Budget::Share> shared_shares_;     // of it, as it grew
-  std::chrono::duration<double> worker_wait_{};  // as long a request may be parked
+  Sessions::SessionPtr session_;
+  bool broken_ = false;  // on its way: the client may connect again
   bool parked_ = false;
+  bool withdrawn_ = false;  // what was parked
   bool awaits_cut_ = false;
-  bool may_have_files_ = false;       // in the scratch directory
   asio::steady_timer deadline_;       // for the hello, for what is parked, and for the farewell
   asio::steady_timer watch_;          // for progress
   std::atomic<bool> greeted_{false};  // whether it has said hello, which others look at

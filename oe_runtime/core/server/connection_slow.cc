@@ -45,7 +45,7 @@ void Connection::RunSlow(Slots::Share slot, std::function<void()> work, void (Co
 void Connection::CountKeys(Slots::Share slot) {
   RunSlow(
       std::move(slot),
-      [this] { reply_bytes_ = ReplyBytes(session_, header_.op, {body_.data(), body_.size()}); },
+      [this] { reply_bytes_ = ReplyBytes(*session_, header_.op, {body_.data(), body_.size()}); },
       &Connection::AwaitMemory);
 }
 
@@ -53,9 +53,11 @@ void Connection::ServeSlow(Slots::Share slot) {
   served_since_ = steady_clock::now();
   context_->queued.fetch_sub(1, std::memory_order_relaxed);
   context_->queue_wait.Add(served_since_ - read_);
-  if (header_.op == Op::kSave || header_.op == Op::kReceive) may_have_files_ = session_.scratch != nullptr;
+  if (header_.op == Op::kSave || header_.op == Op::kReceive)
+    session_->may_have_files = session_->scratch != nullptr;
   RunSlow(
-      std::move(slot), [this] { (void)Serve(&session_, header_.op, &body_, &reply_); }, &Connection::Finish);
+      std::move(slot), [this] { (void)Serve(session_.get(), header_.op, &body_, &reply_); },
+      &Connection::Finish);
 }
 
 void Connection::ServeStats(Slots::Share slot) {
@@ -77,10 +79,10 @@ void Connection::Finish() {
 }
 
 void Connection::AwaitCut() {
-  if (!IsOrdered(session_, header_.op)) return Admit();
+  if (!IsOrdered(*session_, header_.op)) return Admit();
   // Only pushes of clients without a name are counted (Store::Versions).
   if (ClientOf(header_.request) == 0 && header_.op != Op::kPush) return Admit();
-  const bool begun = session_.job->cut.Begin(session_.client, header_.request, [self = shared_from_this()] {
+  const bool begun = session_->job->cut.Begin(session_->client, header_.request, [self = shared_from_this()] {
     asio::post(self->stream_.get_executor(), [self] {
       self->context_->queued.fetch_sub(1, std::memory_order_relaxed);
       self->awaits_cut_ = false;
@@ -102,7 +104,7 @@ void Connection::AwaitEndOfCut() {
   deadline_.async_wait([weak = weak_from_this()](const asio::error_code& error) {
     const auto self = weak.lock();
     if (error || self == nullptr || !self->awaits_cut_) return;
-    self->session_.job->cut.Expire();
+    self->session_->job->cut.Expire();
     self->AwaitEndOfCut();
   });
 }
@@ -141,7 +143,11 @@ void Connection::SayBusy() {
     const std::array<asio::const_buffer, 2> message = {asio::buffer(busy_header_), asio::buffer(busy_body_)};
     asio::async_write(stream_, message, [self = shared_from_this()](const asio::error_code& error, size_t) {
       self->saying_busy_ = false;
-      if (error) self->Close();  // a part of it may have gone out
+      if (error) {  // a part of it may have gone out
+        self->NoteBreak(error);
+        self->Close();
+        self->EndParked();
+      }
       if (const auto reply = std::exchange(self->reply_after_, std::nullopt)) {
         self->SendReply(reply->first, reply->second);
       }

@@ -71,6 +71,7 @@ class Server::Impl {
     context_.hello["places_rows"] = true;
     context_.hello["cuts"] = true;
     context_.hello["halves"] = true;
+    context_.hello["sessions"] = true;
     context_.shares = options.tls != TlsMode::kOn;
     context_.stats = [this] { return Stats().dump(); };
     context_.on_shutdown = [this] {
@@ -111,6 +112,8 @@ class Server::Impl {
                             {"accepted", context_.accepted.load()},
                             {"encrypted", encrypted()},
                             {"sharing_memory", context_.sharing.load()},
+                            {"away", context_.sessions.away()},
+                            {"resumed", context_.sessions.resumed()},
                             {"shared_bytes", context_.shared_bytes.used()},
                             {"refused", std::move(refused)}};
     stats["queue"] = {
@@ -140,6 +143,7 @@ class Server::Impl {
     threads_.clear();
     if (scrubber_) scrubber_->Stop();
     jobs_->Stop();
+    context_.sessions.Stop();
     // Connections that wait in line hold on to themselves.
     context_.request_bytes.Clear();
     context_.reply_bytes.Clear();

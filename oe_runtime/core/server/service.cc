@@ -519,6 +519,7 @@ void CheckMay(const Session& session, Op op) {
     case Op::kStats:
     case Op::kLeave:
     case Op::kShare:
+    case Op::kSession:
     case Op::kSharedValue:  // see ServeSharedValue
       return;
     default:
@@ -681,6 +682,7 @@ void ServeOther(Session* of_client, Op op, Buffer* request, Buffer* reply) {
     case Op::kShare:
     case Op::kReadAhead:
     case Op::kBusy:
+    case Op::kSession:
       break;
   }
   throw ProtocolError("operation " + std::to_string(static_cast<int>(op)) + " is not expected here");

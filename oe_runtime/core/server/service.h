@@ -55,7 +55,8 @@ enum class Served : uint8_t {
 
 // Answers one request that is Ready into *reply, which lies on the connection and is used again; *body may be
 // taken. Throws the errors of Store, Scratch and Workers, and ProtocolError for a body that makes no sense;
-// then nothing has changed. kHello, kStats, kShutdown, kShare and kReadAhead are the connection's own.
+// then nothing has changed. kHello, kStats, kShutdown, kShare, kSession and kReadAhead are the connection's
+// own.
 Served Serve(Session* session, Op op, Buffer* body, Buffer* reply, std::function<void()>* rest = nullptr);
 
 }  // namespace oe

@@ -10,12 +10,14 @@
 //   kOut           its connection ends, or is replaced              kLost        Unseat
 //   kOut           all go back to a checkpoint together             kIn          GoBack
 //   any            the last connection ends, or a higher            (no seats)   Forget
-//                  generation comes
+//                  generation comes, or a worker whose place
+//                  is taken while all are away
 //
 //   1: nobody has pushed since the workers came or went back (pushed_).
 //   2: the mode is asynchronous, and interrupted_ is not set.
 //
-// A connection is replaced when another client joins with its rank.
+// A connection is replaced when another client joins with its rank. One that breaks has not ended: its worker
+// is away, and keeps its seat in its state until it is there again or its session ends (sessions.h).
 //
 // The states of the job. interrupted_ is set when a required seat becomes kLost and the workers said "stop"
 // for on_lost. failure_ is set when a batch could not be applied. From then on pushes, and requests that
@@ -209,13 +211,18 @@ void Workers::Forget() {
   ++life_;
 }
 
-// A higher generation than any before begins anew, even if old workers are still connected.
+// A higher generation than any before begins anew, even if old workers are still connected; the same one if
+// all are away.
 void Workers::RequireNewest(const WorkerSpec& spec) {
   if (spec.generation < generation_) {
     throw WorkerLost("the workers of this job have been started again since: this one is of generation " +
                      std::to_string(spec.generation) + ", the others are of " + std::to_string(generation_));
   }
-  if (spec.generation == generation_) return;
+  // Workers that are started again after the connections of all had broken.
+  const bool taken = spec.rank >= seats_.size() || seats_[spec.rank].client != 0;
+  const bool again = taken && std::none_of(seats_.begin(), seats_.end(),
+                                           [](const Seat& seat) { return seat.client != 0 && !seat.away; });
+  if (spec.generation == generation_ && !again) return;
   for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
     if (seats_[rank].client != 0) Unseat(rank, kTaken);
   }
@@ -269,7 +276,7 @@ void Workers::Unseat(uint32_t rank, const std::string& why) {
   if (waiting != waiting_.end()) Wake(waiting, std::make_exception_ptr(WorkerLost(why)));
   if (leader_ == seat.client) leader_ = 0;
   seat.client = 0;
-  seat.went_back = false;
+  seat.went_back = seat.away = false;
   if (seat.state == State::kLeft) return;
   const bool was_in = seat.required();
   seat.state = pushed_ ? State::kLost : State::kAwaited;
@@ -293,6 +300,26 @@ void Workers::End(uint64_t client) noexcept {
   } catch (const std::exception& problem) {
     std::fprintf(stderr, "server: the end of a worker's connection: %s\n", problem.what());
   }
+}
+
+void Workers::SetAway(uint64_t client, bool away) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Seat& seat : seats_) {
+    if (seat.client == client) seat.away = away;
+  }
+}
+
+bool Workers::Withdraw(uint64_t client) {
+  bool waited = false;
+  Change([&] {
+    const auto found = waiting_.find(client);
+    if (found == waiting_.end()) return;
+    // The others are going back, and do so once.
+    if (found->second.request.kind == Kind::kGoBack && leader_ != 0) return;
+    waited = true;
+    Wake(found, std::make_exception_ptr(WorkerLost("the connection has broken")));
+  });
+  return waited;
 }
 
 void Workers::Leave(uint64_t client) {

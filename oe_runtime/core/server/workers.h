@@ -72,6 +72,12 @@ class Workers {
   // The connection has ended. Without a Leave the worker is lost, unless no worker has pushed yet.
   void End(uint64_t client) noexcept;
 
+  // The connection has broken, or is there again: meanwhile the worker keeps its seat and what it has pushed.
+  void SetAway(uint64_t client, bool away);
+  // The client sends its request, if it still waits, again: resumes it with an error. False if it does not
+  // wait, or is answered soon.
+  bool Withdraw(uint64_t client);
+
   // True if the request can be served now. Otherwise `later` is called when it can be, or with an error if it
   // never can. Throws WorkerLost if that is known already, and Error when too many requests wait.
   bool Ready(uint64_t client, WorkerRequest request, Resume later);
@@ -120,6 +126,7 @@ class Workers {
     uint64_t client = 0;  // 0: none is connected
     double wait = 0;
     bool went_back = false;  // by what another worker did
+    bool away = false;       // the client's connection has broken
     // Whether a batch is not complete without its push.
     bool required() const { return state == State::kIn || state == State::kAwaited; }
   };

@@ -75,11 +75,15 @@ enum class Op : uint16_t {
   // reply is Cut::State and "pushing", see Store::Versions. Of servers whose reply to the hello says that
   // they do.
   kCut = 29,
+  // From now on the server keeps what it has of this client while the connection is broken
+  // (server/sessions.h). The reply is the JSON text by which a hello goes on with it. Of servers whose reply
+  // to the hello says that they do.
+  kSession = 30,
   // Not a request: the server says, about four times per second, that the client's request
   // waits or takes long; {"for": what it waits for}, with the number of the request. The reply follows.
   kBusy = 26,
 };
-constexpr uint16_t kLastOp = 29;
+constexpr uint16_t kLastOp = 30;
 // The protocol since which peers know kAssign and what follows it, and ErrorCode::kStorageFull.
 constexpr uint16_t kVersion6 = 6;
 constexpr uint64_t kMaxBusyBody = 4096;
@@ -133,6 +137,7 @@ constexpr uint64_t MaxRequest(Op op) {
     case Op::kVersions:
     case Op::kCut:
     case Op::kBusy:
+    case Op::kSession:
       break;
   }
   return kSmall;

@@ -67,7 +67,8 @@ void Append(std::string* out, T value) {
 std::string EncodeHello(const Hello& hello) {
   std::string body;
   Append(&body, hello.version);
-  for (const std::string* text : {&hello.token, &hello.job, &hello.worker}) {
+  for (const std::string* text : {&hello.token, &hello.job, &hello.worker, &hello.session}) {
+    if (text == &hello.session && text->empty()) break;  // servers of before refuse what follows
     Append(&body, static_cast<uint16_t>(text->size()));
     body += *text;
   }
@@ -85,6 +86,7 @@ Hello ParseHello(Bytes body) {
   hello.token = text("token");
   hello.job = text("job");
   hello.worker = text("worker");
+  if (reader.rest().size > 0) hello.session = text("session");
   reader.End();
   return hello;
 }

@@ -16,7 +16,8 @@ namespace oe {
 // Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, since version 6
 // {version}, with a server that would share memory {nonce} (wire/shared_memory.h), and bools: reads_ahead,
 // whether it takes Op::kReadAhead, counts_changes, whether RowsRequest::change, places_rows, whether
-// RowsRequest::placed, cuts, whether Op::kCut, halves, whether BatchEntry::kHalves.
+// RowsRequest::placed, cuts, whether Op::kCut, halves, whether BatchEntry::kHalves, sessions, whether
+// Op::kSession.
 struct Hello {
   uint16_t version = 0;  // the newest that the client speaks (frame.h)
   std::string token;
@@ -24,6 +25,9 @@ struct Hello {
   // Of a job with several workers: ToJsonText (wire/worker_spec.h); of a client that only reads: kReader;
   // otherwise empty.
   std::string worker = {};
+  // Of a client whose connection broke: what Op::kSession gave it. The other fields but the token are then of
+  // no account, and the server may say that it is busy before it replies. Not in the body if it is empty.
+  std::string session = {};
 };
 constexpr char kReader[] = "reader";
 std::string EncodeHello(const Hello& hello);

@@ -32,6 +32,13 @@ class Stream {
   asio::ip::tcp::socket& socket() { return socket_; }
   bool encrypted() const { return tls_.has_value(); }
 
+  // Makes it one that is not connected; nothing may be under way.
+  void Reset() {
+    tls_.reset();
+    socket_ = asio::ip::tcp::socket(socket_.get_executor());
+    sent_ = 0;
+  }
+
   // Everything after this is encrypted. handler(error): see ProblemOf.
   template <typename Handler>
   void AsyncHandshake(TlsContext* context, TlsContext::Role role, Handler handler) {

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from server_processes import CuttingProxy
 from test_train import keep_determinism, one_error, train  # noqa: F401
 from training_runs import ServerProcess, events, losses
 
@@ -182,6 +183,40 @@ def test_servers_killed_three_times_change_nothing(
     assert set(kinds[:-1]) == {"pool" if storage[0] == "pmem_libpmem" else "files"}
     assert kinds[-1] == "files", "what a finished run leaves needs no server"
     assert_same(run_dir, undisturbed)
+
+
+@pytest.mark.parametrize("queue", [(), ("--workqueue",)], ids=["plain", "queue"])
+def test_broken_connections_cost_no_step(
+    queue: tuple[str, ...],
+    servers: Callable[..., Servers],
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are reset in pulls and pushes; nothing is lost, nothing is pushed twice, nobody goes back."""
+    proxies = [CuttingProxy(server.endpoint) for server in servers("dram").running]
+    write = RunDirectory.event
+    sizes = random.Random(1)  # noqa: S311
+
+    def event(self: RunDirectory, kind: str, **values: Any) -> None:
+        write(self, kind, **values)
+        if kind == "step":
+            proxies[values["step"] % 2].cut_after(sizes.randrange(1 << sizes.randrange(8, 18)))
+
+    monkeypatch.setattr(RunDirectory, "event", event)
+    run_dir = tmp_path / "run"
+    where = ("--servers", ",".join(proxy.endpoint for proxy in proxies))
+    arguments = ("--steps", str(STEPS), "--checkpoint-steps", "5", *queue)
+    try:
+        assert train(run_dir, *arguments, where=where, data=DATA) == 0
+    finally:
+        for proxy in proxies:
+            proxy.close()
+    assert min(proxy.cuts for proxy in proxies) > 5
+    assert events(run_dir, "server_gone") == []
+    assert [event["step"] for event in events(run_dir, "step")] == list(range(1, STEPS + 1))
+    if not queue:
+        assert_same(run_dir, undisturbed)
 
 
 def test_a_worker_of_a_queue_goes_back_with_its_queue(
