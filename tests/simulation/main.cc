@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <sys/personality.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -25,7 +26,6 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <random>
 #include <set>
 #include <sstream>
 #include <string>
@@ -308,6 +308,13 @@ uint64_t NumberOf(const std::string& text) {
   return std::strtoull(text.c_str(), nullptr, 10);
 }
 
+// The system's: std::random_device is the simulation's own, and begins with the same number each time.
+uint64_t NewSeed() {
+  uint64_t seed = 0;
+  if (getrandom(&seed, sizeof seed, 0) != sizeof seed) Die("the system has no random numbers");
+  return seed % 1000000000;
+}
+
 int RunFor(uint64_t seconds, uint64_t first) {
   std::printf("seeds from %" PRIu64 "\n", first);
   std::fflush(stdout);
@@ -362,9 +369,7 @@ int main(int argc, char** argv) {
   }
   if (arguments[0] == "--seconds" &&
       (arguments.size() == 2 || (arguments.size() == 4 && arguments[2] == "--first"))) {
-    const uint64_t first =
-        arguments.size() == 4 ? NumberOf(arguments[3]) : std::random_device{}() % 1000000000;
-    return RunFor(NumberOf(arguments[1]), first);
+    return RunFor(NumberOf(arguments[1]), arguments.size() == 4 ? NumberOf(arguments[3]) : NewSeed());
   }
   if (arguments[0] == "--seeds" && arguments.size() == 2) return RunFile(arguments[1]);
   if (arguments[0][0] == '-') Die(std::string("unknown arguments\n") + kUsage);

@@ -110,6 +110,10 @@ std::vector<PackedFile> ReadIndex(const File& file, const std::string& pack) {
     const auto length = Take<uint32_t>(&rest, pack);
     if (length > rest.size() || of.bytes > size - offset) Damaged(pack, "its index contradicts itself");
     of.name = rest.substr(0, length);
+    const auto is_printed = [](char one) { return one >= ' ' && one <= '~'; };
+    if (!std::all_of(of.name.begin(), of.name.end(), is_printed)) {
+      Damaged(pack, "a file in it has a name that no table's file has");
+    }
     rest.remove_prefix(length);
     offset += of.bytes;
     // The checksum is right, so this guards against a writer's mistake, or its intent.

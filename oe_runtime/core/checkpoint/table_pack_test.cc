@@ -135,6 +135,12 @@ TEST_F(TablePackTest, NamesOfAnotherPlaceAreRefused) {
     EXPECT_EQ(Refusal(),
               pack_ + " is damaged: a file in it is named '" + name + "'; restore from another checkpoint");
   }
+  for (const std::string& name :
+       {std::string("server-0-of-1.\xff.oet"), std::string("server-0-of-1.a\0b.oet", 21)}) {
+    UsePack(EncodePack({{names_[0], contents_[0]}, {name, contents_[1]}}));
+    EXPECT_NE(Refusal().find("a file in it has a name that no table's file has"), std::string::npos)
+        << Refusal();
+  }
 }
 
 }  // namespace

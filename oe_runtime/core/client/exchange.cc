@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <asio/buffer.hpp>
 #include <asio/read.hpp>
+#include <asio/steady_timer.hpp>
 #include <asio/write.hpp>
 #include <cmath>
 #include <cstdio>
@@ -95,6 +96,9 @@ struct Exchanger::State {
   std::chrono::steady_clock::time_point heard;  // when the server last said something, or was asked
   bool writing = false;
   std::exception_ptr broken;  // why the connection is no more
+  size_t breaks = 0;          // one soon after the other
+  std::chrono::steady_clock::time_point first_break;
+  std::chrono::steady_clock::time_point last_break;
   bool done = false;
 };
 
@@ -304,33 +308,51 @@ void Exchanger::Mend(State* state) {
     io_->run_one();
   }
   const std::exception_ptr broken = std::exchange(state->broken, nullptr);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience_);
-  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLastPause)) {
+  // A connection that breaks again and again, as where a message is too large for something on its way, has
+  // as long as one that cannot be made again.
+  const std::chrono::duration<double> patience(patience_);
+  const auto now = std::chrono::steady_clock::now();
+  if (state->breaks == 0 || now > state->last_break + patience) {
+    state->breaks = 0;
+    state->first_break = now;
+  }
+  state->last_break = now;
+  auto pause = kFirstPause;
+  for (size_t again = 1; again < state->breaks; ++again) pause = std::min(2 * pause, kLastPause);
+  for (bool waits = state->breaks++ > 0;; waits = true, pause = std::min(2 * pause, kLastPause)) {
+    if (waits) {
+      if (check_interrupt_) check_interrupt_();
+      io_->restart();
+      asio::steady_timer timer(*io_, pause);
+      timer.async_wait([](const asio::error_code&) {});  // or there may be nothing to run for so long
+      io_->run_for(pause);
+    }
+    if (state->group->error) return;  // of another server: that is the one to tell
+    const std::chrono::duration<double> left =
+        state->first_break + patience - std::chrono::steady_clock::now();
     try {
-      Reconnect(state->peer);
+      Reconnect(state->peer, std::max(left.count(), 1.0));
       break;
     } catch (const ServerLost&) {
-      if (state->peer->refused || std::chrono::steady_clock::now() > end) std::rethrow_exception(broken);
+      if (state->peer->refused || left.count() < 0) std::rethrow_exception(broken);
     } catch (const TooManyConnections&) {
-      if (std::chrono::steady_clock::now() > end) std::rethrow_exception(broken);
+      if (left.count() < 0) std::rethrow_exception(broken);
     } catch (const Error&) {  // it is another server, or has forgotten this client
       std::rethrow_exception(broken);
     }
-    if (check_interrupt_) check_interrupt_();
-    io_->restart();
-    io_->run_for(pause);
   }
+  if (std::chrono::steady_clock::now() > state->first_break + patience) std::rethrow_exception(broken);
   state->heard = std::chrono::steady_clock::now();
   Send(state);
 }
 
-void Exchanger::Reconnect(Peer* peer) {
+void Exchanger::Reconnect(Peer* peer, double timeout) {
   peer->stream.Reset();
   peer->host = {};
-  ConnectGroup({peer}, patience_);
+  ConnectGroup({peer}, timeout);
   std::vector<Call> calls(1);
   calls[0].body = {asio::buffer(peer->resume)};
-  RunGroup(Op::kHello, {peer}, &calls, patience_);
+  RunGroup(Op::kHello, {peer}, &calls, timeout);
   if (calls[0].failed) ThrowAs(calls[0].error.code, calls[0].error.message);
 }
 

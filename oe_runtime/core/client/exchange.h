@@ -95,7 +95,7 @@ class Exchanger {
   void Break(State* state, const asio::error_code& error);
   // Sends the call again on a new connection. Throws what it broke by if there can be none.
   void Mend(State* state);
-  void Reconnect(Peer* peer);
+  void Reconnect(Peer* peer, double timeout);
   void Fail(Group* group, std::exception_ptr error);
   // `mend` goes on with what has broken.
   void Wait(Group* group, const Peers& peers, double timeout, const std::function<size_t()>& first_waiting,

@@ -15,8 +15,8 @@
 #include "oe_runtime/core/common/half.h"
 #include "oe_runtime/core/common/half_lanes.h"
 
-// With GCC only: it is what releases are built with, and clang has other names for parts of it.
-#if defined(__x86_64__) && defined(__AVX2__) && !defined(__clang__)
+// With GCC only, from 12 on: it is what releases are built with, and others lack parts of it.
+#if defined(__x86_64__) && defined(__AVX2__) && !defined(__clang__) && __GNUC__ >= 12
 #define OE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
 #endif
 

@@ -33,12 +33,12 @@ constexpr uint8_t kAlertAccessDenied = 49;
 constexpr uint8_t kAlertProtocolVersion = 70;
 
 // Whether the connection broke on its way, as after a reset: the client may be there. An end of the stream is
-// the client's own, also if it was killed; its kernel then refuses what is written.
+// the client's own, also if it was killed; its kernel then refuses what is written. Who was silent until the
+// connection timed out has been waited for.
 bool IsBreak(const asio::error_code& error) {
-  return error == asio::error::connection_reset || error == asio::error::timed_out ||
-         error == asio::error::host_unreachable || error == asio::error::network_unreachable ||
-         error == asio::error::network_down || error == asio::error::network_reset ||
-         error == asio::error::connection_aborted;
+  return error == asio::error::connection_reset || error == asio::error::host_unreachable ||
+         error == asio::error::network_unreachable || error == asio::error::network_down ||
+         error == asio::error::network_reset || error == asio::error::connection_aborted;
 }
 
 // A fatal TLS alert, in clear.
@@ -482,7 +482,10 @@ void Connection::WatchForEnd() {
             ::recv(self->stream_.socket().native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return self->WatchForEnd();
         self->broken_ = self->broken_ || (got < 0 && IsBreak({errno, asio::error::get_system_category()}));
-        if (got <= 0) self->EndParked();
+        if (got > 0) return;
+        // A reset is told once: perhaps to the write of a busy frame, and then this is no end of the stream.
+        self->end_seen_ = self->saying_busy_;
+        if (!self->end_seen_) self->EndParked();
       });
 }
 

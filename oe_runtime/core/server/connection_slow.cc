@@ -146,8 +146,8 @@ void Connection::SayBusy() {
       if (error) {  // a part of it may have gone out
         self->NoteBreak(error);
         self->Close();
-        self->EndParked();
       }
+      if (error || std::exchange(self->end_seen_, false)) self->EndParked();
       if (const auto reply = std::exchange(self->reply_after_, std::nullopt)) {
         self->SendReply(reply->first, reply->second);
       }

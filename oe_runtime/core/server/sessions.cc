@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "oe_runtime/core/wire/errors.h"
+#include "oe_runtime/core/wire/messages.h"
+
 namespace oe {
 namespace {
 
@@ -43,21 +46,25 @@ OpenSession::~OpenSession() {
 
 void OpenSession::NoteAnswer(uint64_t request, Op op, Op replied, const Buffer& reply) {
   if (name.empty() || OnlyReads(op)) return;
-  if (reply.size() > kMostAnswer) {  // a save, which writes the same files again
-    answer = {};
-    return;
+  answer.request = 0;  // until the body is its own
+  if (reply.size() <= kMostAnswer) {
+    answer.op = replied;
+    answer.body = std::string(reply.as<char>(), reply.size());
+  } else {  // of a save that returns files: what it has begun is not begun twice
+    answer.op = Op::kError;
+    answer.body = EncodeError({ErrorCode::kCheckpoint,
+                               "the reply to this save was lost, because its connection broke: save again"});
   }
   answer.request = request;
-  answer.op = replied;
-  answer.body.assign(reply.as<char>(), reply.size());
 }
 
 void Sessions::Open(const SessionPtr& session, Fence fence) {
   const std::optional<Nonce> nonce = NewNonce();
   if (!nonce || !session->name.empty()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  session->name = NonceText(*nonce);
-  entries_[session->name].fence = std::move(fence);
+  std::string name = NonceText(*nonce);
+  entries_[name].fence = std::move(fence);
+  session->name = std::move(name);
 }
 
 bool Sessions::Claim(const std::string& name, Fence fence, const Granted& granted) {
@@ -103,7 +110,7 @@ std::optional<std::chrono::duration<double>> Sessions::Release(SessionPtr sessio
     } else if (broken && away_ < most_ && !stopped_) {
       std::chrono::duration<double> time = kAway;
       if (session->worker) {
-        time = std::min(time, session->worker_wait);
+        time = std::min(time, session->worker_wait / 2);  // others that wait for it outlast it
         session->job->workers.SetAway(session->client, true);
       }
       ++away_;

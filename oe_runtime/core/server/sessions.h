@@ -6,7 +6,8 @@
 //   was
 //             served already is not served twice (Lee et al., RIFL, SOSP 2015)
 //   away      until it is there again nothing of it changes: its worker's seat, its pushes that are held, its
-//             files. After kAway it is gone, as at once when it has closed the connection
+//             files. After kAway it is gone, as at once when it has closed the connection. A client
+//             that was killed before it had read all resets the connection, and is away for so long, too
 #pragma once
 
 #include <atomic>
@@ -60,7 +61,7 @@ class Sessions {
   using Fence = std::function<void()>;  // closes the session's connection, which then releases it
   using Granted = std::function<void(SessionPtr)>;
 
-  static constexpr std::chrono::seconds kAway{60};
+  static constexpr std::chrono::seconds kAway{20};
 
   // At most `most` are away at a time.
   explicit Sessions(uint64_t most) : most_(most) {}
