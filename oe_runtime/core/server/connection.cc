@@ -111,6 +111,7 @@ Sessions::Fence Connection::NewFence() {
     const auto self = weak.lock();
     if (self == nullptr) return;
     asio::post(self->stream_.get_executor(), [self] {
+      self->fenced_ = true;
       self->Withdraw();
       self->Close();
     });
@@ -124,7 +125,7 @@ void Connection::Withdraw() {
 
 // The connection of a worker has ended while its request waits.
 void Connection::EndParked() {
-  if (!parked_) return;
+  if (!parked_ || fenced_) return;
   if (broken_ && !session_->name.empty()) return Withdraw();
   session_->job->workers.End(session_->client);
 }

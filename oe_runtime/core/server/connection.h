@@ -174,6 +174,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Sessions::SessionPtr session_;
   bool broken_ = false;  // on its way: the client may connect again
   bool parked_ = false;
+  bool fenced_ = false;     // the client goes on with another one
   bool end_seen_ = false;   // of the stream, by WatchForEnd(), while a busy frame was written
   bool withdrawn_ = false;  // what was parked
   bool awaits_cut_ = false;
