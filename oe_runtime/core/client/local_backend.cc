@@ -118,8 +118,10 @@ class LocalBackend : public Backend {
       std::vector<std::string> held;
       nlohmann::json saved = store->Save(directory, checksums, true, contents != nullptr ? &held : nullptr);
       std::vector<std::pair<std::string, std::string_view>> files;
+      files.reserve(held.size());
       for (size_t i = 0; i < held.size(); ++i) files.emplace_back(saved[i]["file"], held[i]);
-      if (!files.empty()) (*contents)[PackName({saved[0]["server"], servers()})] = EncodePack(files);
+      if (contents != nullptr && !files.empty())
+        (*contents)[PackName({saved[0]["server"], servers()})] = EncodePack(files);
       for (auto& entry : saved) all.push_back(std::move(entry));
     }
     return all;
