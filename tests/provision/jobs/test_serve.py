@@ -123,7 +123,7 @@ def test_replicas_answer_go_back_and_come_back(run: Path, oeprov: Any, state: Pa
     assert served(found["urls"][0]) == "2"
 
     # A checkpoint that cannot be loaded changes nothing.
-    dense = next((run / "checkpoints" / "step-0000000004").glob("*.oet"))
+    dense = next((run / "checkpoints" / "step-0000000004").glob("*.oets"))
     whole = dense.read_bytes()
     dense.write_bytes(whole[: len(whole) // 2])
     try:
