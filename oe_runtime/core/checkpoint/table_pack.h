@@ -17,8 +17,10 @@ namespace oe {
 //   "OETABLS\n"           8 bytes
 //   format                u32, 1
 //   index size            u32
-//   index                 per file: bytes (u64), checksum (u64, its last 8 bytes), size of its name (u32),
-//   name checksum              u64, XXH3-64 of all bytes before it files                 one after the other
+//   index                 per file: bytes u64, checksum u64 (its last 8 bytes), size of its name u32, name
+//   checksum              u64, XXH3-64 of all bytes before it
+//
+//   files                 one after the other
 //
 // The size of the pack follows from the index. A table file in a pack is opened by the path that it would
 // have beside the pack.

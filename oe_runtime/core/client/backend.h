@@ -84,8 +84,8 @@ class Backend {
   // that take little memory need not be written: it gets what they hold, by name.
   virtual nlohmann::json Save(const std::string& directory, const std::string& since, Contents* contents) = 0;
   virtual void Restore(const std::vector<std::string>& directories) = 0;
-  virtual void ApplyIncrement(
-      std::vector<Increment>* increment) = 0;  // Store::ApplyIncrement, of each server
+  // Store::ApplyIncrement, of each server.
+  virtual void ApplyIncrement(std::vector<Increment>* increment) = 0;
   // As Store's, on every server; Checkpoints() are those that all servers have.
   virtual void WaitDurable() = 0;
   virtual void Checkpoint(uint64_t id, bool wait) = 0;

@@ -2,9 +2,8 @@
 // connects again, names its session, and goes on as if it had the same connection.
 //
 //   fence     its earlier connection is closed, and what that serves ends first
-//   answered  the reply to its last request is kept: a client sends again what it has no reply to, and what
-//   was
-//             served already is not served twice (Lee et al., RIFL, SOSP 2015)
+//   answered  the reply to its last request is kept: a client sends again what it has no reply to, and
+//             what was served is not served twice (Lee et al., RIFL, SOSP 2015)
 //   away      until it is there again nothing of it changes: its worker's seat, its pushes that are held, its
 //             files. After kAway it is gone, as at once when it has closed the connection. A client
 //             that was killed before it had read all resets the connection, and is away for so long, too
