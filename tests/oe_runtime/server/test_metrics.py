@@ -48,8 +48,8 @@ def test_metrics_tell_memory_by_kind_and_what_was_moved(tmp_path, storage):
     ] * 3
     assert metrics["memory"]["index"] == sum(table["index_bytes"] for table in metrics["tables"]) > 0
     assert metrics["memory"]["rss"] > 1 << 20
-    if not cached:  # hello, shared memory, four tables, three pulls and pushes, and the stats
-        assert metrics["traffic"]["requests"] == 13
+    if not cached:  # hello, session, shared memory, four tables, three pulls and pushes, and the stats
+        assert metrics["traffic"]["requests"] == 14
     assert metrics["traffic"]["bytes_in"] == stats["traffic"]["bytes_in"] > 8 * metrics["pulls"]["keys"]
     assert metrics["traffic"]["bytes_out"] > stats["traffic"]["bytes_out"]
     assert set(metrics) - set(stats) == {"time", "rates"}
