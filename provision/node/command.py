@@ -65,24 +65,26 @@ def flush_directory(path: str) -> None:
 def replace_file(path: str, data: bytes, mode: Optional[int] = None) -> None:
     """Replace a file atomically and flush it to the disk: readers see the old one or the new one.
 
-    Raises OSError with the file's name, as for a full disk; then nothing has changed.
+    Of several at once the last one wins. Raises OSError with the file's name, as for a full disk; then
+    nothing has changed.
     """
-    temporary = path + ".oeprov-new"
+    temporary = f"{path}.oeprov-new-{os.urandom(6).hex()}"
     try:
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode
-        )
-        with os.fdopen(descriptor, "wb") as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
         flush_directory(os.path.dirname(path) or ".")
     except OSError as error:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
         raise OSError(error.errno, error.strerror, path)
 
 

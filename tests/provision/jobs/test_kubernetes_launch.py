@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from provision.hosts.stop_request import StopRequest
 from provision.jobs import store
 from provision.jobs.backends.kubernetes import follow, record, run
 from provision.jobs.backends.kubernetes.api import Api
-from provision.jobs.store import jobs_dir
+from provision.jobs.store import Job, jobs_dir
 
 pytest.importorskip("kubernetes")
 
@@ -86,6 +87,22 @@ def test_a_job_to_its_end(
     assert states(tmp_path) == ["done"]
     assert oeprov("resume") == 1
     assert "is done; there is nothing to resume" in capsys.readouterr().err
+
+
+def test_two_commands_write_the_record_of_a_job_at_once(tmp_path: Path) -> None:
+    """As two `oeprov status` do; and a reader meanwhile sees one record or the other."""
+    job = Job(tmp_path / "ctr")
+    job.directory.mkdir()
+    fields = {"id": "ctr", "created": "", "context": "", "namespace": "", "claim": "", "run": ""}
+    records = [record.Record(servers=n, workers=n, message="x" * n * 5_000, **fields) for n in (1, 2)]
+    record.write(job, records[0])
+    with ThreadPoolExecutor() as pool:
+        writing = [pool.submit(record.write, job, one) for one in records * 30]
+        while not all(one.done() for one in writing):
+            assert record.read(job) in records
+        for one in writing:
+            one.result()
+    assert [path.name for path in job.directory.iterdir()] == ["kubernetes.json"]
 
 
 def test_an_old_cluster_gets_the_budget_that_it_knows(
