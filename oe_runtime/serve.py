@@ -100,10 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--token-file", type=Path, help="file with the token of --servers")
     parser.add_argument("--tls", choices=TLS, default="auto", help="to --servers (default: %(default)s)")
     parser.add_argument("--job", default="", help="the tables' job, on servers of several jobs")
-    parser.add_argument("--name", default="model", help="the model's name in requests (default: %(default)s)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8501, help="for HTTP (default: %(default)s; 0: any free)")
-    parser.add_argument("--grpc-port", type=int, help="for gRPC (default: none; 0: any free)")
+    _add_addresses(parser)
     parser.add_argument(
         "--refresh-seconds",
         type=number(least=0),
@@ -140,6 +137,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_launcher_options(parser)
     return parser
+
+
+def _add_addresses(parser: argparse.ArgumentParser) -> None:
+    """Add where and by which names it answers."""
+    parser.add_argument("--name", default="model", help="the model's name in requests (default: %(default)s)")
+    parser.add_argument(
+        "--version-label",
+        action="append",
+        default=[],
+        metavar="LABEL",
+        help="a label of the served version, by which requests may ask for it; may be given several times",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8501, help="for HTTP (default: %(default)s; 0: any free)")
+    parser.add_argument("--grpc-port", type=int, help="for gRPC (default: none; 0: any free)")
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:
@@ -270,6 +282,7 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
         step=(step := _read_step(options.step_file)),
         compile_to=options.compile_to,
     ) as model:
+        model.labels = frozenset(options.version_label)
         address = (options.name, model, options.host)
         body = options.max_body_bytes
         rest = RestServer(

@@ -287,7 +287,7 @@ class _Service:
         requests.check_name(spec.name, self._name)
         requests.find_signature(spec.signature_name, self._model.signatures)
         if spec.HasField("version_label"):
-            requests.refuse_label(spec.version_label, self._model.version)
+            requests.check_label(spec.version_label, self._model)
         asked = spec.version.value if spec.HasField("version") else None
         requests.check_version(asked, self._name, self._model.version if version is None else version)
 

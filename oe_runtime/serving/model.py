@@ -142,6 +142,7 @@ class Model:
         self._freshness: float | None = None
         self._log = FreshnessLog()
         self.is_ending = False  # whether the server of its requests only answers the last ones
+        self.labels: frozenset[str] = frozenset()  # by which requests may ask for the served version
 
     @property
     def inputs(self) -> list[Tensor]:

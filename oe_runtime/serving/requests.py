@@ -76,11 +76,14 @@ def check_version(asked: int | None, name: str, version: int) -> None:
         raise NotFound(f"version {asked} of {name}; it is {version}")
 
 
-def refuse_label(label: str, version: int) -> None:
-    """Raise InputError for a request by version label, which TensorFlow Serving maps to a version."""
+def check_label(label: str, model: Model) -> None:
+    """Raise InputError for a version label that is none of the served version's."""
+    if label in model.labels:
+        return
+    has = f"the labels {', '.join(sorted(model.labels))}" if model.labels else "no labels (--version-label)"
     raise InputError(
-        f"version label {label!r}: this server has no labels; it has one version at a time, now {version}: "
-        "ask for it by its number, or for any"
+        f"version label {label!r}: the served version, {model.version}, has {has}; ask for it by its number, "
+        "or for any"
     )
 
 

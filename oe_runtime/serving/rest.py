@@ -171,7 +171,7 @@ class RestServer:
         requests.check_name(match["name"], self.name)
         version = match["version"]
         if match["label"] is not None:
-            requests.refuse_label(unquote(match["label"]), self.model.version)
+            requests.check_label(unquote(match["label"]), self.model)
         if version is not None and len(version) > requests.LONGEST_VERSION:
             raise requests.NotFound(f"a version of {len(version)} digits; it is {self.model.version}")
         return match["verb"], None if version is None else int(version)
