@@ -47,7 +47,7 @@ class WorkQueue:
     """The ranges taken, their progress, and those finished.
 
     A worker reports rows as it trains on them. Unfinished ranges of a lost worker come back from its last
-    report on. So each row is trained on once, except those between a last report and the loss.
+    report on. Each row is trained on once, since what was trained on after that is undone (SharedInput).
     """
 
     def __init__(self, ranges: Sequence[Range], epochs: int = 1, seed: int | None = None) -> None:

@@ -1,5 +1,7 @@
 """Recovery from a lost server: wait for it, go back to a checkpoint, continue.
 
+The same, without a wait, from a worker of a work queue that was lost in its push.
+
 Several workers do so together. All get here from the same place of the run (run.ranks), or, with a work
 queue, the queue goes back too (run.shared_input).
 """
@@ -22,6 +24,7 @@ from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Ranks, deferring_losses
 from oe_runtime.run.run_directory import RunDirectory
+from oe_runtime.run.shared_input import LostInPush
 from oe_runtime.run.stopping import StopRequest
 
 _Found = TypeVar("_Found")
@@ -76,18 +79,30 @@ class ServerRecovery:
             with self._stop.without_time_limit():
                 return self._checkpoints.roll_back()
 
-        saved, words = wait_for_server(
-            lost, go_back, self._options, self._directory, self._view.say, self._stop
-        )
+        of_worker = isinstance(lost, LostInPush)
+        if of_worker:
+            self._view.say(f"{lost}: all workers go back to the last checkpoint")
+            try:
+                saved, words = go_back()
+            except ServerLost as again:
+                return self.recover(again, loop)
+        else:
+            saved, words = wait_for_server(
+                lost, go_back, self._options, self._directory, self._view.say, self._stop
+            )
+            self._count(lost, saved)
         waited = time.monotonic() - started
-        self._count(lost, saved)
         loop.rolled_back(saved, waited)
         if words:
             self._view.say(words)
-        step = saved.position.step
-        self._directory.event("server_back", endpoint=lost.endpoint, step=step, seconds=round(waited, 1))
-        name = server_name(lost.endpoint, self._options)
-        self._view.say(f"{name} is back after {waited:.1f} s; going on from step {step}, {saved.path}")
+        step, seconds = saved.position.step, round(waited, 1)
+        if of_worker:
+            self._directory.event("went_back", message=str(lost), step=step, seconds=seconds)
+            what = "went back"
+        else:
+            self._directory.event("server_back", endpoint=lost.endpoint, step=step, seconds=seconds)
+            what = f"{server_name(lost.endpoint, self._options)} is back"
+        self._view.say(f"{what} after {waited:.1f} s; going on from step {step}, {saved.path}")
         return saved.position
 
     def _agree(self, lost: ServerLost) -> ServerLost:

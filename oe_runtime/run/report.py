@@ -294,6 +294,8 @@ def _marks(events: Sequence[Event]) -> list[Mark]:
             step = e["step"]
         elif e["event"] == "server_gone":
             marks.append(Mark("server lost", _RED, step))
+        elif e["event"] == "went_back":
+            marks.append(Mark("worker lost in its push", _RED, step))
         elif e["event"] == "resume":
             marks.append(Mark("resumed", _GREEN, e.get("step", step)))
     return marks
@@ -360,6 +362,7 @@ def _describe(e: Event) -> tuple[str, str, str] | None:
         "checkpoint": lambda: f"step {get('step')}, {get('seconds')} s, rows in {get('rows')}",
         "server_gone": lambda: f"{get('endpoint')}: {get('message')}",
         "server_back": lambda: f"{get('endpoint')} after {get('seconds')} s, from step {get('step')}",
+        "went_back": lambda: f"{get('message')}: in {get('seconds')} s, from step {get('step')}",
         "eval": lambda: (
             f"{get('rows'):,} rows, AUC {_fixed(get('auc'))}"
             + (f", accuracy {_fixed(get('accuracy'))}" if get("accuracy") is not None else "")

@@ -39,7 +39,12 @@ _POLL = 0.2
 _GRACE = 5.0
 # Seconds for a worker to connect to the first server again.
 _LEASE = 15.0
+_ENDED = ("problem", "ready", "lost", "torn", "stop", "holds")  # of the queue's object, when all begin anew
 _WEIGHTS = "weights"  # the shared value with a checkpoint's dense weights
+
+
+class LostInPush(ServerLost):
+    """A worker was lost in its push, which some servers may have: all workers go back to a checkpoint."""
 
 
 class HoldingClient(Client):
@@ -67,8 +72,8 @@ class SharedInput:
 
     Beside the queue its object has: `ranks`, the connection of each worker, unless it has finished; `ready`,
     those that wait for worker 0 to go back to a checkpoint; `target`, that checkpoint, or `problem`, why
-    nobody starts; `lost`, the server that a worker has lost; `stop`, whether all shall stop; `holds`, the
-    connections that push, and `gate`, that of a checkpoint.
+    nobody starts; `lost`, the server that a worker has lost; `torn`, which worker was lost in its push;
+    `stop`, whether all shall stop; `holds`, the connections that push, and `gate`, that of a checkpoint.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class SharedInput:
         self._left = False
         if self._options.size > 1:
             self._values.write(_WEIGHTS, weights)
-        self._queue.restore(state, target=target, problem=None, ready=None, lost=None, stop=None, holds=None)
+        self._queue.restore(state, target=target, **dict.fromkeys(_ENDED))
 
     def await_others(self) -> list[int]:
         """In worker 0, connected, wait for the others; return the lost ones, if others may continue.
@@ -251,10 +256,29 @@ class SharedInput:
 
     def _try_hold(self, _: WorkQueue, found: dict[str, Any]) -> bool:
         me, members = self._values.me, self._values.members
+        if self._note_torn(found):
+            return False
         if found.get("gate", me) != me and found["gate"] in members:  # a checkpoint waits for steps to end
             return False
-        found["holds"] = sorted({me, *found.get("holds", [])} & members)
+        found["holds"] = sorted({me, *found.get("holds", [])})
         return True
+
+    def _note_torn(self, found: dict[str, Any]) -> bool:
+        """Note whether a worker was lost in its push: between `hold` and `report`.
+
+        Some servers may have what it pushed and others not, and the queue gives its rows to the next worker.
+        """
+        lost = {*found.get("holds", [])} - self._values.members
+        if lost and "torn" not in found:
+            ranks = [rank for rank, number in found.get("ranks", {}).items() if number in lost]
+            found["torn"] = f"{f'worker {ranks[0]}' if ranks else 'a worker'} was lost in its push"
+            found.setdefault("lost", "")
+        return bool(lost)
+
+    def _note_failure(self, found: dict[str, Any]) -> None:
+        """Note that this worker's own program fails in its push, and ends."""
+        found.setdefault("torn", f"worker {self._options.rank} failed in its push")
+        found.setdefault("lost", "")
 
     def report(self, work: Work, done: int) -> int:
         """Report the pushed rows; return the number of batches that all workers pushed."""
@@ -272,13 +296,15 @@ class SharedInput:
     def between_steps(self) -> Iterator[None]:
         """Run the block between the steps of all workers."""
 
-        def close(found: dict[str, Any]) -> bool:
+        def close(found: dict[str, Any]) -> tuple[bool, bool]:
             found["gate"] = self._values.me
-            return bool({*found.get("holds", [])} & self._values.members - {self._values.me})
+            return self._note_torn(found), bool({*found.get("holds", [])} - {self._values.me})
 
         try:
             with self._stop.waiting():
-                while self._values.change(NAME, close):
+                while (state := self._values.change(NAME, close))[1]:
+                    if state[0]:
+                        raise self._loss()
                     time.sleep(_HOLD_POLL)
             yield
         finally:
@@ -306,6 +332,11 @@ class SharedInput:
                     raise
                 time.sleep(_POLL)
             raise self._loss() from error
+        except Exception:
+            if self._holds and self._options.size > 1:
+                with contextlib.suppress(OeError):
+                    self._values.change(NAME, self._note_failure)
+            raise
         finally:
             self._release()
 
@@ -382,9 +413,13 @@ class SharedInput:
         with contextlib.suppress(ServerLost):  # the first server, which everybody misses
             self._values.change(NAME, note)
 
-    def _loss(self) -> ServerLost:
-        endpoint = self._values.object(NAME).get("lost", "")
-        return ServerLost(endpoint, "another worker has lost a server")
+    def _loss(self) -> ServerLost | WorkerLost:
+        found = self._values.object(NAME)
+        if "torn" not in found:
+            return ServerLost(found.get("lost", ""), "another worker has lost a server")
+        if self._options.on_worker_lost == "stop":
+            return WorkerLost(found["torn"])
+        return LostInPush("", found["torn"])
 
     def _input(self, rank: int) -> str:
         return f"input-{rank}"

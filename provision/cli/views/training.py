@@ -138,6 +138,7 @@ _LINES = {
     "host_silent": "[yellow]![/] {host} ({name}) does not answer, waiting up to {wait_s} s: {message}",
     "host_answers": "[green]✓[/] {host} answers again after {seconds} s",
     "server_back": "[green]✓[/] server {endpoint} is back: training resumes from step {step}",
+    "went_back": "[yellow]![/] {message}: training resumes from step {step}",
 }
 
 

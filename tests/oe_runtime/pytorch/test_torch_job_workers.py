@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from job_scripts import losses, start, write
+from server_processes import Relay
 from training_runs import ServerProcess, events, wait_for
 
+from oe_runtime.checkpoint import latest
+from oe_runtime.client import Client
+from oe_runtime.data import open_source
+from oe_runtime.spec import TableSpec
 from provision.jobs.worker_group import free_endpoints
 
 torch = pytest.importorskip("torch")
@@ -262,6 +270,90 @@ def test_asynchronous_workers_share_the_rows_and_outlive_a_server(tmp_path: Path
         server.stop()
     assert events(run_dir, "end")[-1]["steps"] == 360
     assert events(run_dir, "eval")[-1]["rows"] == 200
+
+
+PUSH = 4  # Op::kPush of oe_runtime/core/wire/frame.h
+# Rows and a dense weight that count: SGD of rate 1 and gradients of -1.
+COUNTS = """
+import torch
+import oe_runtime.job as job
+import oe_runtime.torch as embed
+
+torch.set_num_threads(1)
+name = job.schema.categories[0].name
+rows, dense = torch.nn.Embedding(1000, 4), torch.nn.Linear(1, 1, bias=False)
+for one in (rows, dense):
+    torch.nn.init.zeros_(one.weight)
+model = embed.distributed_model(torch.nn.ModuleDict({"rows": rows, "dense": dense}), job.client())
+optimizer = embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 1.0), model)
+
+
+def step(batch):
+    optimizer.zero_grad()
+    loss = -model["rows"](torch.as_tensor(batch[0][name])).sum() - model["dense"].weight.sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+job.train(step, model, optimizer)
+if job.rank == 0:
+    print("weight", model["dense"].weight.item())
+"""
+
+
+def test_a_worker_that_dies_in_its_push_leaves_nothing_of_it(tmp_path: Path) -> None:
+    """One server has its push, the other has not."""
+    run_dir, servers = tmp_path / "run", [ServerProcess(tmp_path / str(i), i, 2) for i in range(2)]
+    begun, pushing, killed = threading.Event(), threading.Event(), threading.Event()
+
+    def on_request(op: int) -> None:
+        if op == PUSH and begun.is_set():
+            pushing.set()
+            killed.wait(60)
+            raise ConnectionError
+
+    relay = Relay(servers[1].endpoint, on_request)
+    words = (*ROWS, "--holdout", "0", "--batch-size", "20", "--epochs", "3", "--checkpoint-steps", "40")
+    queue = ("--workqueue", "--on-worker-lost", "continue", "--workers", free_endpoints(2))
+    script = write(tmp_path, COUNTS)
+    workers = []
+    for rank, last in enumerate((servers[1].endpoint, relay.endpoint)):
+        where = ("--servers", f"{servers[0].endpoint},{last}", "--rank", str(rank))
+        workers.append(
+            start(script, run_dir if rank == 0 else tmp_path / "elsewhere", *words, *queue, *where)
+        )
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) > 20, workers[0])
+        begun.set()
+        assert pushing.wait(30)
+        time.sleep(0.2)  # for the other server to have it
+        workers[1].kill()
+        killed.set()
+        output, error = workers[0].communicate(timeout=120)
+        assert (workers[0].returncode, error) == (0, "")
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        relay.close()
+        for server in servers:
+            server.stop()
+    found = latest(run_dir / "checkpoints")
+    assert found is not None
+    (entry,) = {one["table"]: one for one in found.manifest["tables"] if one["table"] == "rows"}.values()
+    with Client.in_process() as client:
+        table = client.create_table(TableSpec.from_json(entry["spec"]))
+        client.restore(found.path)
+        weights = client.pull_rows(table, np.arange(1000))
+    blocks = open_source("generate:2000:1", 1000).blocks()
+    counts = np.bincount(np.concatenate([block.ids[:, 0] for block in blocks]), minlength=1000)
+    np.testing.assert_array_equal(weights, np.repeat(3.0 * counts[:, None], 4, axis=1))
+    assert "weight 300.0" in output
+    (back,) = events(run_dir, "went_back")
+    assert back["message"] == "worker 1 was lost in its push"
+    assert back["step"] % 40 == 0
 
 
 REFUSED = {

@@ -73,6 +73,7 @@ def test_what_happened_is_marked_and_listed(tmp_path: Path) -> None:
             {"event": "checkpoint", "step": 40, "seconds": 0.1, "rows": "pool"},
             {"event": "server_gone", "endpoint": "a:1", "message": "closed"},
             {"event": "server_back", "endpoint": "a:1", "step": 20, "seconds": 2.5},
+            {"event": "went_back", "message": "worker 1 was lost in its push", "step": 20, "seconds": 0.3},
             {"event": "step", "step": 40, "loss": 0.25, "auc": 0.7},
             {"event": "eval", "rows": 400, "loss": 0.4523, "auc": 0.7888},
             {"event": "end", "steps": 40, "seconds": 61.0, "samples_per_s": 88120.3},
@@ -80,11 +81,19 @@ def test_what_happened_is_marked_and_listed(tmp_path: Path) -> None:
         )
     )
     assert "&lt;b&gt;.tsv (4,000 rows)" in page
-    for text in ("finished", "0.7888", "88,120", "1:01", "a:1 after 2.5 s, from step 20", "dim</td><td>16"):
+    for text in (
+        "finished",
+        "0.7888",
+        "88,120",
+        "1:01",
+        "a:1 after 2.5 s, from step 20",
+        "dim</td><td>16",
+        "in its push: in",
+    ):
         assert text in page
     loss = drawings(page)["Loss"][0]
     titles = [t.text for t in loss.iter("title")]
-    assert titles == ["checkpoint, step 40", "server lost, step 40"]
+    assert titles == ["checkpoint, step 40", "server lost, step 40", "worker lost in its push, step 40"]
     lines = [p for p in loss if p.get("class") == "line"]
     assert len(lines) == 1
     assert lines[0].attrib["d"].count("L") == 1  # step 40 came twice, its last word counts
