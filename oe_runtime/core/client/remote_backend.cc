@@ -1,4 +1,3 @@
-#include <xxhash.h>
 
 #include <algorithm>
 #include <asio/ip/tcp.hpp>
@@ -10,7 +9,6 @@
 #include <random>
 #include <thread>
 
-#include "oe_runtime/core/checkpoint/table_pack.h"
 #include "oe_runtime/core/client/backend.h"
 #include "oe_runtime/core/client/exchange.h"
 #include "oe_runtime/core/client/rounds.h"
@@ -261,7 +259,11 @@ class RemoteBackend : public Backend {
       const std::string body = request.dump();
       std::vector<Call> calls = SameCalls(body);
       RunWhole(Op::kSave, &calls, long_patience_);
-      for (size_t i = 0; i < calls.size(); ++i) replies.push_back(ParseSaved(i, calls[i], contents));
+      for (uint32_t i = 0; i < calls.size(); ++i) {
+        const Buffer& reply = calls[i].reply;
+        replies.push_back(
+            ReadSaved(peers_[i]->endpoint, {reply.data(), reply.size()}, {i, servers()}, contents));
+      }
     } else {
       Transfer([&](const Ask& ask) {
         replies = AskAll(Op::kSave, request.dump(), long_patience_);
@@ -1103,49 +1105,8 @@ class RemoteBackend : public Backend {
     return reply.get<uint64_t>();
   }
 
-  // The reply to kSave: JSON, and after a line feed the files that the server has not written. They become a
-  // pack of *contents.
-  json ParseSaved(size_t server, const Call& call, Contents* contents) const {
-    const uint8_t* const data = call.reply.data();
-    const uint8_t* const end = data + call.reply.size();
-    const uint8_t* at = std::find(data, end, uint8_t{'\n'});
-    json saved = ParseJson(server, data, at);
-    if (at == end) return saved;
-    ++at;
-    try {
-      std::vector<std::pair<std::string, std::string_view>> files;
-      for (const json& entry : saved) {
-        const auto bytes = entry.at("bytes").get<uint64_t>();
-        const std::string name =
-            TableFileName(entry.at("table").get<std::string>(), {static_cast<uint32_t>(server), servers()});
-        if (contents == nullptr || entry.at("file") != name || bytes < sizeof(uint64_t) ||
-            bytes > static_cast<uint64_t>(end - at)) {
-          throw ProtocolError("a saved file has a name that is not its table's, or not its content");
-        }
-        const uint64_t checksum = XXH3_64bits(at, bytes - sizeof(uint64_t));
-        if (entry.at("checksum") != HexText(checksum)) {
-          throw CheckpointError(name + " is not what its server saved: its checksum is another");
-        }
-        files.emplace_back(name, std::string_view(reinterpret_cast<const char*>(at), bytes));
-        at += bytes;
-      }
-      (*contents)[PackName({static_cast<uint32_t>(server), servers()})] = EncodePack(files);
-    } catch (const json::exception& error) {
-      throw ProtocolError(std::string("the list of saved files makes no sense: ") + error.what());
-    }
-    if (at != end) throw ProtocolError("more came than the saved files");
-    return saved;
-  }
-
   json ParseReply(size_t server, const Call& call) const {
-    return ParseJson(server, call.reply.data(), call.reply.data() + call.reply.size());
-  }
-
-  json ParseJson(size_t server, const uint8_t* begin, const uint8_t* end) const {
-    json reply = json::parse(begin, end, nullptr, false);
-    if (reply.is_discarded())
-      throw ProtocolError("server " + peers_[server]->endpoint + ": the reply is not JSON");
-    return reply;
+    return ParseJsonReply(peers_[server]->endpoint, {call.reply.data(), call.reply.size()});
   }
 
   void RequireVersion(uint16_t version, const std::string& what) const {

@@ -2,17 +2,23 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <utility>
 
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/checkpoint/table_pack.h"
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/server/store.h"
+#include "oe_runtime/core/wire/json_nesting.h"
 
 namespace oe {
 namespace {
@@ -43,7 +49,7 @@ Incoming IncomingOf(const json& entry, const std::string& name, const std::strin
   file.name = entry.at("file").get<std::string>();
   file.path = directory + "/" + file.name;
   file.temporary = file.path + ".tmp";
-  file.bytes = entry.at("bytes").get<uint64_t>();
+  if (entry.at("bytes").is_number_unsigned()) file.bytes = entry.at("bytes").get<uint64_t>();
   file.checksum = entry.at("checksum").get<std::string>();
   if (file.name != name || file.bytes == 0) {
     throw ProtocolError("a saved file has a name that is not its table's, or no content");
@@ -54,9 +60,15 @@ Incoming IncomingOf(const json& entry, const std::string& name, const std::strin
 // Names that this side would have given, too: nothing that a server says becomes a path elsewhere.
 std::vector<Incoming> FilesOf(const json& saved, const ShardInfo& shard, const std::string& directory) {
   std::vector<Incoming> files;
+  std::set<std::string> names;
   try {
+    if (!saved.is_array()) throw ProtocolError("the list of saved files is no list");
     for (const json& entry : saved) {
       const std::string name = TableFileName(entry.at("table").get<std::string>(), shard);
+      if (!names.insert(name).second) throw ProtocolError("the list of saved files has a table twice");
+      if (entry.at("server") != shard.server || entry.at("servers") != shard.servers) {
+        throw ProtocolError("the list of saved files is another server's");
+      }
       files.push_back(IncomingOf(entry, name, directory));
       if (!entry.contains("filter")) continue;
       files.push_back(IncomingOf(entry["filter"], FilterFileName(name), directory));
@@ -347,7 +359,52 @@ void SendFilters(const Source& source, uint32_t servers, const Ask& ask) {
   }
 }
 
+// The held files, one after the other.
+std::string PackOf(const std::vector<Incoming>& files, std::string_view held) {
+  std::vector<std::pair<std::string, std::string_view>> packed;
+  for (const Incoming& file : files) {
+    if (file.filter || file.bytes < sizeof(uint64_t) || file.bytes > held.size()) {
+      throw ProtocolError("the content of a saved file is missing");
+    }
+    const std::string_view content = held.substr(0, file.bytes);
+    const uint64_t checksum = XXH3_64bits(content.data(), content.size() - sizeof(checksum));
+    uint64_t its_own = 0;
+    std::memcpy(&its_own, content.data() + content.size() - sizeof(its_own), sizeof(its_own));
+    if (file.checksum != HexText(checksum) || its_own != checksum) {
+      throw CheckpointError(file.name + " is not what its server saved: its checksum is another");
+    }
+    packed.emplace_back(file.name, content);
+    held.remove_prefix(file.bytes);
+  }
+  if (!held.empty()) throw ProtocolError("more came than the saved files");
+  return EncodePack(packed);
+}
+
 }  // namespace
+
+json ParseJsonReply(const std::string& endpoint, Bytes text) {
+  const std::string what = "server " + endpoint + ": the reply";
+  CheckNesting(text, what);
+  json reply = json::parse(text.data, text.data + text.size, nullptr, false);
+  if (reply.is_discarded()) throw ProtocolError(what + " is not JSON");
+  return reply;
+}
+
+json ReadSaved(const std::string& endpoint, Bytes reply, const ShardInfo& shard, Contents* contents) {
+  const uint8_t* const end = reply.data + reply.size;
+  const uint8_t* const list = std::find(reply.data, end, uint8_t{'\n'});
+  json saved = ParseJsonReply(endpoint, {reply.data, static_cast<size_t>(list - reply.data)});
+  try {
+    const std::vector<Incoming> files = FilesOf(saved, shard, "");
+    if (list == end) return saved;
+    if (contents == nullptr) throw ProtocolError("saved files came that were not asked for");
+    const std::string_view held(reinterpret_cast<const char*>(list + 1), static_cast<size_t>(end - list) - 1);
+    (*contents)[PackName(shard)] = PackOf(files, held);
+  } catch (const ProtocolError& error) {
+    throw ProtocolError("server " + endpoint + ": " + error.what());
+  }
+  return saved;
+}
 
 void FetchTables(const std::vector<json>& saved, const std::string& directory, const Ask& ask,
                  ThreadPool* pool) {

@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "oe_runtime/core/client/backend.h"
 #include "oe_runtime/core/client/exchange.h"
+#include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/common/thread_pool.h"
 #include "oe_runtime/core/spec/spec.h"
 
@@ -18,6 +20,15 @@ namespace oe {
 
 // One request to every server whose call is not skipped; throws for what a server refuses.
 using Ask = std::function<void(Op op, std::vector<Call>* calls)>;
+
+// The JSON of a server's reply. Throws ProtocolError naming the endpoint.
+nlohmann::json ParseJsonReply(const std::string& endpoint, Bytes text);
+
+// What a server has replied to Op::kSave: the list of files, and after a line feed those that it has not
+// written, which become a pack of *contents; nullptr if none may come. Throws ProtocolError for a list that
+// is not that of the server, and CheckpointError for another content than it promises.
+nlohmann::json ReadSaved(const std::string& endpoint, Bytes reply, const ShardInfo& shard,
+                         Contents* contents);
 
 // Brings what every server has saved (saved[s] is its Store::Save) into the directory, which must exist; each
 // file appears when all are here and their checksums were right. Throws CheckpointError naming the file, with

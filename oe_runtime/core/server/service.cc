@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "oe_runtime/core/common/half_lanes.h"
+#include "oe_runtime/core/wire/json_nesting.h"
 
 namespace oe {
 namespace {
@@ -20,26 +21,8 @@ void Put(const std::string& text, Buffer* reply) {
 
 std::string TextOf(Bytes body) { return {reinterpret_cast<const char*>(body.data), body.size}; }
 
-// Each level of '[[[[' takes 80 times its byte once it is parsed; requests have three.
-void CheckNesting(Bytes body) {
-  constexpr int kMost = 16;
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < body.size; ++i) {
-    const auto c = static_cast<char>(body.data[i]);
-    if (c == '"') quoted = !quoted;
-    if (quoted) {
-      if (c == '\\') ++i;
-    } else if (c == '[' || c == '{') {
-      if (++depth > kMost) throw ProtocolError("the request nests more than 16 JSON arrays and objects");
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-}
-
 json ObjectOf(Bytes body) {
-  CheckNesting(body);
+  CheckNesting(body, "the request");
   json request = json::parse(body.data, body.data + body.size, nullptr, false);
   if (!request.is_object()) throw ProtocolError("the request is not a JSON object");
   return request;
@@ -353,18 +336,19 @@ void ServeSave(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
   const json since = request.value("since", json::object());
   if (!since.is_object()) throw ProtocolError("'since' is not a JSON object");
-  const auto taken = TakeCut(session, request);
-  const Fence::Hold hold = session.job->fence.Stay();  // or some tables would be of before, others of after
+  auto taken = TakeCut(session, request);
+  Fence::Hold hold = session.job->fence.Stay();  // or some tables would be of before, others of after
   if (!request.contains("directory")) {
     return Put(ScratchOf(session)->Save(session.client, session.job->store, since).dump(), reply);
   }
   const json holds = request.value("hold", json(false));
   if (!holds.is_boolean()) throw ProtocolError("'hold' is neither true nor false");
   std::vector<std::string> contents;
-  std::string text =
-      session.job->store
-          .Save(AbsolutePath(request["directory"]), since, true, holds.get<bool>() ? &contents : nullptr)
-          .dump();
+  const json saved = session.job->store.Save(AbsolutePath(request["directory"]), since, true,
+                                             holds.get<bool>() ? &contents : nullptr);
+  taken.reset();  // others need not wait for the reply
+  hold.unlock();
+  std::string text = saved.dump();
   if (!contents.empty()) text += '\n';  // which is not in it yet
   for (const std::string& content : contents) text += content;
   Put(text, reply);
