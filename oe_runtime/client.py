@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ __all__ = ["TRANSFERS", "Assigned", "Bags", "Client", "Group", "Pairs", "Pulled"
 
 # How checkpoints get from servers to the client's directory and back.
 TRANSFERS = ("shared", "wire")
+
+T = TypeVar("T")
 
 
 class Client:
@@ -660,8 +662,30 @@ class Client:
         With `contents`, files that take little memory (32 MiB a server) may be left to the caller to write:
         it gets one pack per server, by name, which holds them. Training may go on while packs are written.
         """
+        self.settle()
+        return self._save(directory, since=since, contents=contents)
+
+    def save_later(self, thread: Executor, work: Callable[[Callable[..., Any]], T]) -> Future[T]:
+        """Call `work` in another thread with what is `save` there. Every other request waits for its end.
+
+        Its errors are those of the result only.
+        """
+        self.settle()
+        found = thread.submit(work, self._save)
+        ended: Future[None] = Future()
+        self._pending = ended
+        found.add_done_callback(lambda _: ended.set_result(None))
+        return found
+
+    def _save(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        since: str | os.PathLike[str] | None = None,
+        contents: dict[str, bytes] | None = None,
+    ) -> list[dict[str, Any]]:
         last = "" if since is None else str(Path(since).absolute())
-        text, held = self._settled().save(str(Path(directory).absolute()), last, contents is not None)
+        text, held = self._core.save(str(Path(directory).absolute()), last, contents is not None)
         if contents is not None:
             contents.update(held)
         saved: list[dict[str, Any]] = json.loads(text)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
-from oe_runtime.errors import CheckpointError
+from oe_runtime.errors import CheckpointError, OeError
 from oe_runtime.run.dense_state import DenseState
 from oe_runtime.run.followers import restore_target
 from oe_runtime.run.options import RunOptions
@@ -171,9 +171,18 @@ class Checkpoints:
         elif not self._options.checkpoint_increments:
             return self.take_files(position)
         else:
-            pending = _Pending(position, self._state.values(), None)
-            self._pending = replace(pending, path=self._background.submit(self._begin(pending)))
+            self._pending = self._begin_later(_Pending(position, self._state.values(), None))
         return None
+
+    def _begin_later(self, pending: _Pending) -> _Pending:
+        """Leave all but the copy of the dense weights to a thread. The client's next request waits for it.
+
+        Other workers would go on meanwhile: they wait until the servers have their part of it.
+        """
+        if self._client is None or self._options.workers or self._options.workqueue:
+            return replace(pending, path=self._background.submit(self._begin(pending)))
+        begun = self._client.save_later(self._background, lambda save: self._begin(pending, save))
+        return replace(pending, path=self._background.submit(lambda: begun.result()()))
 
     def take_now(self, position: Position) -> RunCheckpoint:
         """Take a checkpoint and publish it before the return."""
@@ -217,7 +226,7 @@ class Checkpoints:
         self._pending = None
         try:
             self._in_files = pending.path.result()
-        except CheckpointError as error:
+        except OeError as error:  # of a lost server, which the next request says too, for instance
             raise Unpublished(pending.position.step, str(error)) from error
         return RunCheckpoint(self._in_files, pending.position, None)
 
@@ -282,8 +291,8 @@ class Checkpoints:
             self._in_files = path
         return RunCheckpoint(path, pending.position, pending.pool)
 
-    def _begin(self, pending: _Pending) -> Callable[[], Path]:
-        """Return what publishes it, while training may go on."""
+    def _begin(self, pending: _Pending, save: Callable[..., Any] | None = None) -> Callable[[], Path]:
+        """Return what publishes it, while training may go on. `save` is the client's, where it lends it."""
         base = self._base() if pending.pool is None else None
 
         contents: dict[str, bytes] = {}
@@ -296,7 +305,7 @@ class Checkpoints:
         def content(path: Path) -> Callable[[], Mapping[str, Any]]:
             tables: list[dict[str, Any]] = []
             if self._client is not None and pending.pool is None:
-                tables = self._client.save(path, since=base, contents=contents)
+                tables = (save or self._client.save)(path, since=base, contents=contents)
 
             def rest() -> Mapping[str, Any]:
                 for name, held in contents.items():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
 
 from oe_runtime import Client, TableSpec
-from oe_runtime.errors import KeyRangeError, SpecError
+from oe_runtime.errors import CheckpointError, KeyRangeError, SpecError
 
 DIMS = (4, 4, 1)
 LOOKUPS = [(0, 0), (1, 1), (1, 0), (2, 0), (2, 2)]
@@ -123,6 +124,29 @@ def test_a_later_push_is_waited_for_and_its_error_is_raised():
             client.push_later(thread, pulled, ones, 0.1)
         client.settle()
         client.push_later(thread, pulled, ones[:1], 0.1)
+    client.close()
+
+
+def test_a_later_save_has_no_later_push_and_its_error_is_its_own(tmp_path):
+    client = _client()
+    pulled = client.pull(_batch(1), LOOKUPS)
+    begin = threading.Event()
+
+    def work(save):
+        assert begin.wait(60)
+        return save(tmp_path)
+
+    with ThreadPoolExecutor(2) as threads:
+        saved = client.save_later(threads, work)
+        pushed = threads.submit(_push, client, pulled)
+        wait([pushed], 0.05)  # it does, if nothing holds it
+        begin.set()
+        pushed.result()
+        assert {entry["version"] for entry in saved.result()} == {0}
+        failed = client.save_later(threads, lambda save: save(tmp_path / "none"))
+        assert {entry["version"] for entry in client.save(tmp_path)} == {1}
+        with pytest.raises(CheckpointError, match="cannot save tables"):
+            failed.result()
     client.close()
 
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,9 @@ class Pools:
         assert contents is not None
         contents["rows"] = b"rows" if since is None else f"rows since {since.name}".encode()
         return [{"file": "rows"}]
+
+    def save_later(self, thread: Executor, work: Callable[[Any], Any]) -> Future[Any]:
+        return thread.submit(work, self.save)
 
     def restore(self, *paths: Path) -> None:
         self.restored += [path.name for path in paths]
