@@ -144,13 +144,9 @@ class Launch:
         if servers is not None:
             _require_stopped(job, alive, "its number of servers changes")
         total = 0 if servers else wanted.total_servers  # --servers is per host
-        wanted = replace(
-            wanted,
-            workers=workers or wanted.workers,
-            servers=servers or wanted.servers,
-            total_servers=total,
-        )
-        inventory = self.inventory = placement.spread(inventory, total)
+        count, group = servers or wanted.servers, workers or wanted.workers
+        wanted = replace(wanted, workers=group, servers=count, total_servers=total)
+        self.inventory = placement.spread(inventory, total)
         states = self._check(wanted)
         with self.console.status(f"waiting for processes of {job.id} that are still ending"):
             wait_for_orphans(job, self.stop_request)
@@ -164,9 +160,9 @@ class Launch:
         if options.consent:
             _check_files(job, wanted.training.keep_checkpoints)
         job.make()
-        needed = readiness.needed(inventory, wanted)
-        planned = flavors.get(inventory.flavor).place(job, needed, states, wanted)
-        others, saved = _changes_server_count(job, spec, planned, moves=moves), job.has_checkpoint()
+        wanted, states, planned, later = self._begin_by_pools(job, inventory, wanted, states, moves=moves)
+        others = planned != len(servers_by_host(spec.processes)) and not self._opens_pools(job, moves=moves)
+        saved = job.has_checkpoint()
         adapted = any(item.adapted for item in spec.processes)
         if others and not (saved or adapted or options.consent):
             _check_rows(job)
@@ -188,7 +184,63 @@ class Launch:
                 say(self.console, f"job {job.id}: its rows in persistent memory were removed")
         job.write_spec(resumed)  # last: if this ends before, the next resume sees the old servers too
         scale_request.remove(job)
+        if later:
+            self._scale_later(job, later)
         return job, placed, saved
+
+    def _plan(self, job: Job, states: Mapping[str, State], wanted: Request) -> list[tuple[str, str]]:
+        """Each server's name with its host, without a change anywhere."""
+        needed = readiness.needed(self.inventory, wanted)
+        return servers_by_host(
+            flavors.get(self.inventory.flavor).place(job, needed, states, wanted).processes
+        )
+
+    def _opens_pools(self, job: Job, *, moves: bool) -> bool:
+        """Whether servers begin with rows in pools, which no checkpoint in files or in uploads replaces."""
+        in_files = self.options.consent or (moves and job.checkpoint() is None)
+        return not in_files and job.pool_servers() is not None
+
+    def _begin_by_pools(
+        self, job: Job, inventory: Inventory, wanted: Request, states: dict[str, State], *, moves: bool
+    ) -> tuple[Request, dict[str, State], int, int]:
+        """What the job begins with: the request, its hosts' states, the number of servers.
+
+        Also the number of servers later, once those whose pools have the rows have begun; 0: these stay.
+        """
+        planned, before = self._plan(job, states, wanted), servers_by_host(job.spec().processes)
+        pools = job.pool_servers() if self._opens_pools(job, moves=moves) else None
+        if pools is None or len(planned) in (pools, len(before)):
+            return wanted, states, len(planned), 0
+        later, wanted = len(planned), replace(wanted, servers=0, total_servers=pools)
+        states = self._plan_former(job, inventory, wanted, before, later)
+        return wanted, states, pools, later
+
+    def _plan_former(
+        self, job: Job, inventory: Inventory, wanted: Request, before: list[tuple[str, str]], later: int
+    ) -> dict[str, State]:
+        """The hosts' states where the servers ``before`` can be started again; else TrainingError."""
+        self.inventory = placement.spread(inventory, wanted.total_servers)
+        states = self._check(wanted)
+        if self._plan(job, states, wanted) != before:
+            raise TrainingError(
+                f"the rows of the newest checkpoint of job {job.id} are in the pools of "
+                f"{_count(wanted.total_servers)}, which {later} cannot open, and not all of those would be "
+                "where they were; resume it on the hosts that it had (or export every Nth checkpoint to "
+                "files with training_export_checkpoints: N)"
+            )
+        return states
+
+    def _scale_later(self, job: Job, later: int) -> None:
+        """Let the job go on with other servers after the first step of those whose pools have its rows."""
+        now, first = self.inventory, len(servers_by_host(job.spec().processes))
+        request = self.plan_scale(job, ScaleOptions(confirm=lambda _: True, servers=later))
+        self.inventory = now
+        scale_request.write(job, request, waits=True)
+        say(
+            self.console,
+            f"the rows of the newest checkpoint are in the pools of {_count(first)}: job {job.id} trains "
+            f"with these until it reports a step, and then goes on with {later}",
+        )
 
     def _job_to_resume(self, longer_asked: bool) -> Job:
         """The job, unless it runs, is done and shall not be trained longer, or is of another cluster."""
@@ -253,11 +305,10 @@ class Launch:
                 f"oeprov destroy removes its files there",
             )
 
-    def _say_unfinished(self, job: Job, planned: Placement, saved: bool) -> None:
+    def _say_unfinished(self, job: Job, count: int, saved: bool) -> None:
         """Tell of a scale in which the launcher died, and where the job begins."""
         request = scale_request.read(job)
         if request is not None and request.phase == "accepted":
-            count = len(servers_by_host(planned.processes))
             say(
                 self.console,
                 f"[yellow]![/] its launcher ended while the job was scaled ({escape(request.words)}): it "
@@ -419,7 +470,11 @@ def servers_by_host(processes: Sequence[ProcessSpec]) -> list[tuple[str, str]]:
 def _words(servers: Sequence[tuple[str, str]]) -> str:
     """How many servers there are, and on which hosts."""
     hosts = ", ".join(dict.fromkeys(host for _, host in servers))
-    return f"{len(servers)} server{'' if len(servers) == 1 else 's'} on {hosts}"
+    return f"{_count(len(servers))} on {hosts}"
+
+
+def _count(servers: int) -> str:
+    return f"{servers} server{'' if servers == 1 else 's'}"
 
 
 def _with_workers_of(inventory: Inventory, spec: JobSpec) -> Inventory:
@@ -463,22 +518,3 @@ def _require_stopped(job: Job, alive: Sequence[ProcessState], what: str) -> None
             f"{alive[0].name} of job {job.id} may still run on host {alive[0].host}; before {what}: "
             f"oeprov stop {job.id}"
         )
-
-
-def _changes_server_count(job: Job, old: JobSpec, new: Placement, *, moves: bool) -> bool:
-    """Whether the number of servers changes; TrainingError if the job can only resume with the old number.
-
-    ``moves``: worker 0 is on another host now and reads the uploaded checkpoint, which is in files.
-    """
-    count = len(servers_by_host(new.processes))
-    if count == len(servers_by_host(old.processes)):
-        return False
-    uploaded = moves and job.checkpoint() is None
-    pools = None if uploaded else job.pool_servers()
-    if pools not in (None, count):
-        raise TrainingError(
-            f"the rows of the newest checkpoint of job {job.id} are in the pools of {pools} servers, which "
-            f"{count} cannot open; resume it with {pools} (or export every Nth checkpoint to files with "
-            "training_export_checkpoints: N)"
-        )
-    return pools is None

@@ -29,6 +29,7 @@ class ScaleRequest(BaseModel):
     words: str  # what happens, such as "2 servers on a → 3 servers on a, b"
     spec: JobSpec  # the job as it is to go on
     units: Units
+    waits: bool = False  # for the first step of a job that was resumed
     message: str = ""  # why not
     seconds: float | None = None  # that training paused, once it goes on
 

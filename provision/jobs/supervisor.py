@@ -185,6 +185,9 @@ class Supervisor:
         if request is None or request.phase != "asked":
             return None
         self.job_run.read_events()
+        if request.waits and "trained" not in self.last and not self._has_stepped():
+            self._seen_request = 0  # look again
+            return None
         why = self._why_not_now()
         answered = scale_request.write(self.job, request, phase="refused" if why else "accepted", message=why)
         return None if why else answered
@@ -198,9 +201,13 @@ class Supervisor:
             return f"job {job} waits for a lost server ({waiting}); scale it when training goes on"
         if self.servers.lost():
             return f"a server of job {job} was lost and is being restarted; scale it when training goes on"
-        if not any(kind in self.last for kind in _STEPPED):
+        if not self._has_stepped():
             return f"job {job} has reported no step since its workers started; try again once it has"
         return ""
+
+    def _has_stepped(self) -> bool:
+        """Whether the workers have begun to train since they were started."""
+        return any(kind in self.last for kind in _STEPPED)
 
     def _stop_to_scale(self, request: ScaleRequest) -> None:
         """Let the workers finish their step and write a checkpoint with its rows in files.

@@ -63,6 +63,9 @@ for step in range(first + 1, 9):
         say("pause", step=first, seconds=1.25, servers_before=2, servers=len(servers.split(",")))
     if step == 2:
         save(step)
+    if resume and os.path.exists(os.path.join(run, "waits-again")):
+        os.remove(os.path.join(run, "waits-again"))
+        stop.wait()
     if step == 3 and not resume:
         if behaviour == "kills-itself":
             os.kill(os.getpid(), signal.SIGKILL)

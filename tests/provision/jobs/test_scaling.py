@@ -86,6 +86,29 @@ def test_a_running_job_goes_on_with_other_servers(
 
 
 @pytest.mark.process
+def test_a_stopped_job_whose_rows_are_in_pools_resumes_with_other_servers(
+    started: Job, state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It begins with the servers that have the rows; the checkpoint after the first step is in files."""
+    job, flags = started, ["--state-dir", str(state_dir)]
+    assert main.run(["stop", job.id, *flags]) == 0
+    (job.run_dir / "checkpoints" / "step-0000000003" / "manifest.json").write_text('{"pool": {"servers": 2}}')
+    (job.run_dir / "waits-again").touch()
+    capsys.readouterr()
+    assert main.run(["resume", job.id, "--servers", "3", *flags]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"are in the pools of 2 servers: job {job.id} trains with these until it reports" in said
+    events = [json.loads(line) for line in job.metrics_file.read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == [*range(1, 9)]
+    (pause,) = (event for event in events if event["event"] == "pause")
+    assert (pause["step"], pause["servers"]) == (4, 3)
+    assert Request.from_job(job.spec()).total_servers == 3
+    request = scale_request.read(job)
+    assert request is not None
+    assert request.phase == "done"
+
+
+@pytest.mark.process
 def test_servers_that_cannot_start_leave_the_job_with_its_former_ones(
     started: Job, state_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

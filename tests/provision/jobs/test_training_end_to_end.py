@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from provision.jobs.request import Request
 from provision.jobs.store import Job, all_jobs
 from provision.node import process
 
@@ -202,7 +203,7 @@ with job.training(model, optimizer) as loop:
 
 
 def test_a_scaled_job_has_the_losses_of_an_undisturbed_one(cluster: Cluster) -> None:
-    """From two servers to three and to one, with rows in pools: to the bit, each step once, one launcher."""
+    """From two servers to three, and after a stop to one, with rows in pools: to the bit, each step once."""
     pytest.importorskip("torch")
     lines = (cluster.directory / "local.yml").read_text().splitlines(keepends=True)
     plain = "".join(line for line in lines if not line.lstrip().startswith("training_"))
@@ -213,24 +214,40 @@ def test_a_scaled_job_has_the_losses_of_an_undisturbed_one(cluster: Cluster) -> 
     words = ["launch-training", "-i", "script.yml", "--script", "waiting.py", "--checkpoint-steps", "5"]
     whole, disturbed = cluster.directory / "whole", cluster.directory / "disturbed"
     cluster.run(*words, "--name", "undisturbed", "--", str(whole))
-    command = cluster.start(*words, "--name", "scaled", "--", str(disturbed), "20", "40")
+    command = cluster.start(*words, "--name", "scaled", "--", str(disturbed), "20", "40", "55")
     (path,) = wait_for(lambda: list(cluster.directory.glob(".oeprov/jobs/scaled-*/job.json")), command)
     job = Job(path.parent)
-    for step, servers in ((20, 3), (40, 1)):
-        wait_for(lambda last=step: disturbed.exists() and f"\n{last} " in disturbed.read_text(), command)
-        scale = cluster.start("scale", job.id, "--servers", str(servers), "--yes")
-        wait_for(lambda: job.state().phase == "scaling", scale)
+
+    def at_step(step: int, process: Any, phase: str) -> None:
+        wait_for(lambda: disturbed.exists() and f"\n{step} " in disturbed.read_text(), process)
+        wait_for(lambda: job.state().phase == phase, process)
         Path(f"{disturbed}.{step}").touch()
-        assert "; training paused " in cluster.finish(scale, 0).splitlines()[-1]
+
+    wait_for(lambda: disturbed.exists() and "\n20 " in disturbed.read_text(), command)
+    scale = cluster.start("scale", job.id, "--servers", "3", "--yes")
+    at_step(20, scale, "scaling")
+    assert "; training paused " in cluster.finish(scale, 0).splitlines()[-1]
+    wait_for(lambda: "\n40 " in disturbed.read_text(), command)
+    stop = cluster.start("stop", job.id)
+    at_step(40, stop, "stopping")
+    cluster.finish(command, 130)
+    cluster.finish(stop, 0)
+    assert job.pool_servers() == 3
+    command = cluster.start("resume", job.id, "--servers", "1")
+    wait_for(
+        lambda: job.state().phase == "scaling" or Request.from_job(job.spec()).total_servers == 1, command
+    )
+    Path(f"{disturbed}.55").touch()
     out = cluster.finish(command, 0)
+    assert "are in the pools of 3 servers" in out
     assert "servers: 3 → 1" in out
     assert disturbed.read_text() == whole.read_text(), "each step once, with the same loss"
     assert len(whole.read_text().splitlines()) == 60
     pauses = events(job, "pause")
-    assert [(event["step"], event["servers_before"], event["servers"]) for event in pauses] == [
-        (20, 2, 3),
-        (40, 3, 1),
-    ]
+    found = [(event["servers_before"], event["servers"]) for event in pauses]
+    assert found == [(2, 3), (3, 3), (3, 1)]
+    assert [event["step"] for event in pauses][:2] == [20, 40]
+    assert 40 < pauses[2]["step"] <= 55, "after the first report"
     assert all(0 < event["seconds"] < SECONDS for event in pauses)
     assert "paused for other servers" in (job.run_dir / "report.html").read_text()
     assert_no_orphans(job)

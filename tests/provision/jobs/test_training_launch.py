@@ -542,8 +542,8 @@ def test_launch_stop_and_resume(
     manifest = job.run_dir / "checkpoints" / "step-0000000003" / "manifest.json"
     files = manifest.read_text()
     for path in manifest.parent.parent.glob("step-*/manifest.json"):
-        path.write_text(json.dumps({"pool": {"servers": 2}}))
-    with pytest.raises(TrainingError, match="are in the pools of 2 servers, which 3 cannot open"):
+        path.write_text(json.dumps({"pool": {"servers": 1}}))
+    with pytest.raises(TrainingError, match="are in the pools of 1 server, which 3 cannot open"):
         launching.launch(
             found, LaunchOptions(resume="", servers=3), state_dir=state_dir, screen=JobTerminal()
         )
