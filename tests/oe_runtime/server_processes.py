@@ -92,7 +92,8 @@ class Servers:
 class Relay:
     """Passes connections on to a server, and tells what clients ask for before it goes on.
 
-    An OSError of `on_request` ends that connection at the server. `change` has what goes back to clients.
+    Once the server is gone it takes none, as the server. An OSError of `on_request` ends that connection at
+    the server. `change` has what goes back to clients.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Relay:
         self._listener.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._listener:
             while True:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._server)
