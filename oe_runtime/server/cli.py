@@ -102,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         default=32 << 20,
         metavar="SIZE",
         help="bytes per second of rows in pmem_libpmem, dram_pmem and dram_ssd whose checksums are verified "
-        "in the background; 0: verify only rows that are copied or saved (default 32 MiB)",
+        "in the background; 0: verify only rows that are copied, saved, or read after a recovery "
+        "(default 32 MiB)",
     )
     parser.add_argument("--threads", type=count(0, 4096), default=0, help="0 (default): one per core")
     parser.add_argument(

@@ -275,7 +275,8 @@ class ServerSettings(Settings):
     storage_scrub: Annotated[Size | None, ProcessFlag()] = Field(
         default=None,
         description="With rows in pmem_libpmem, dram_pmem and dram_ssd: bytes per second whose checksums a "
-        "server verifies in the background. 0: only of rows that are copied or saved. Unset: 32M.",
+        "server verifies in the background. 0: only of rows that are copied, saved, or read after a "
+        "recovery. Unset: 32M.",
     )
     max_connections: Annotated[int | None, ProcessFlag()] = Field(
         default=None,

@@ -25,16 +25,19 @@ class Counters {
   // The keys that worker 0 erases when `step` steps are done.
   std::vector<oe::Key> Erased(uint64_t step) const;
   // A row has counted something else.
-  class Wrong : public std::runtime_error {
-    using std::runtime_error::runtime_error;
+  struct Wrong : std::runtime_error {
+    Wrong(const std::string& text, bool is_excused) : std::runtime_error(text), excused(is_excused) {}
+    // A disk has lied and lost power, and a server has named each such row, or said that it lost the table's
+    // counts of admission.
+    bool excused;
   };
 
   // Throws Wrong unless the rows of these keys are those of `step` whole steps, and of an eviction then.
-  void Check(const char* where, uint32_t rank, uint64_t step, const std::vector<oe::Key>& keys,
-             const float* rows, bool evicted = false);
+  void Check(const char* where, uint32_t rank, uint64_t step, uint32_t table,
+             const std::vector<oe::Key>& keys, const float* rows, bool evicted = false);
   // The same of asynchronous workers, which have all ended step `from` and will at `to`: at least what this
   // worker has pushed and what the others must have, at most what they may have.
-  void CheckBetween(uint32_t rank, uint64_t from, uint64_t step, uint64_t to,
+  void CheckBetween(uint32_t rank, uint64_t from, uint64_t step, uint64_t to, uint32_t table,
                     const std::vector<oe::Key>& keys, const float* rows);
 
  private:
@@ -45,6 +48,13 @@ class Counters {
   };
 
   void Evict(uint64_t step, std::vector<Count>* counts) const;
+  struct Bounds {
+    uint32_t least;
+    uint32_t most;
+  };
+  // Throws Wrong unless each row has counted so much as `bounds` says of its key.
+  void Compare(const std::string& where, uint32_t table, const std::vector<oe::Key>& keys, const float* rows,
+               const std::vector<Bounds>& bounds) const;
   // How often a worker pushes each key in its steps from `begin` to before `end`.
   void Add(uint32_t rank, uint64_t begin, uint64_t end, std::vector<uint32_t>* counts) const;
   void CountUntil(uint64_t step);

@@ -11,10 +11,12 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,7 +79,9 @@ struct Disks {
   bool had_trouble = false;
   bool lied = false;
   bool lost = false;
-  bool rows_removed = false;
+  std::set<std::pair<std::string, uint64_t>> removed;  // rows, by table and key
+  std::set<std::string> unnamed;                       // tables that have more damaged rows than were named
+  std::set<std::string> without_counts;                // tables
   Cut cut;
 };
 
@@ -206,6 +210,26 @@ std::string AfterCut(uint64_t inode, std::string live, bool named, uint64_t kind
   return left;
 }
 
+// What the core says of damaged rows, a table and a key in each line.
+void NoteRemovals(const char* text) {
+  std::stringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t begin = line.find("table '") + 7;
+    const size_t end = line.find('\'', begin);
+    if (begin < 7 || end == std::string::npos) continue;
+    const std::string table = line.substr(begin, end - begin);
+    const auto says = [&](const char* words) { return line.find(words, end) != std::string::npos; };
+    const size_t key = line.find("key ", end);
+    if (says("begins anew when it is pushed") && key != std::string::npos) {
+      All().removed.emplace(table, std::strtoull(&line[key + 4], nullptr, 10));
+    } else if (says("more damaged rows were not named") || says("rows are damaged")) {
+      All().unnamed.insert(table);
+    } else if (says("counting begins at zero")) {
+      All().without_counts.insert(table);
+    }
+  }
+}
+
 uint64_t Write(const fs::path& path, const std::string& bytes) {
   const oe::File file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.ok() || ::ftruncate(file.get(), static_cast<off_t>(bytes.size())) != 0)
@@ -265,7 +289,17 @@ bool DisksHadTrouble() { return All().had_trouble; }
 
 bool DisksLost() { return All().lost; }
 
-bool RowsWereRemoved() { return All().rows_removed; }
+bool RowWasRemoved(const std::string& table, uint64_t key) {
+  return All().removed.count({table, key}) + All().unnamed.count(table) > 0;
+}
+
+bool CountsWereLost(const std::string& table) { return All().without_counts.count(table) > 0; }
+
+void ForgetRemovals() {
+  All().removed.clear();
+  All().unnamed.clear();
+  All().without_counts.clear();
+}
 
 int WriteError() { return IsFull() || Fails() ? errno : 0; }
 
@@ -320,8 +354,7 @@ extern "C" {
 
 // oe::Damage says so what it removes.
 int fputs(const char* text, FILE* file) {
-  const bool removed = std::strstr(text, "begins anew when it is pushed") != nullptr;
-  if (removed && Current() != nullptr) All().rows_removed = true;
+  if (Current() != nullptr) sim::NoteRemovals(text);
   return SIM_REAL(fputs)(text, file);
 }
 

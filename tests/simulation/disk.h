@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 namespace sim {
 
@@ -28,9 +29,13 @@ bool HasTrouble(int host);
 bool DisksHadTrouble();
 // Whether a power cut came after a sync that was a lie: nothing that was synced need be there.
 bool DisksLost();
-// Whether a server has said that it removed a damaged row. Its statistics say so too, beside figures of this
-// machine, which are not the same in each run of a seed.
-bool RowsWereRemoved();
+// What servers have said of their rows, since the run began or ForgetRemovals(). Their statistics say so too,
+// beside figures of this machine, which are not the same in each run of a seed.
+// Whether one has removed the damaged row of a key, or, of more damaged rows than it names, perhaps this one.
+bool RowWasRemoved(const std::string& table, uint64_t key);
+// Whether one has lost what the table's admission filter had counted.
+bool CountsWereLost(const std::string& table);
+void ForgetRemovals();
 // The error of a write to a file that is on no simulated disk; 0: none.
 int WriteError();
 

@@ -63,7 +63,7 @@ class Worker {
       Note(Name() + " of generation " + std::to_string(generation_) + " ends: it was left behind");
     } catch (const Counters::Wrong& wrong) {
       if (left_behind()) return;
-      if (!DisksLost() || !RowsWereRemoved()) FailRun(wrong.what());
+      if (!wrong.excused) FailRun(wrong.what());
       Note(Name() + " starts the job over: " + wrong.what());
       job_->StartOver();
     } catch (const oe::StorageError& error) {
@@ -181,7 +181,7 @@ class Worker {
   template <typename Check>
   void ForTables(const Pulled& pulled, const Check& check) {
     const size_t values = pulled.ids.size() * Counters::kDim;
-    for (uint32_t i = 0; i < swarm_.tables && !left_behind(); ++i) check(pulled.rows.data() + i * values);
+    for (uint32_t i = 0; i < swarm_.tables && !left_behind(); ++i) check(i, pulled.rows.data() + i * values);
   }
 
   // False after the job's last one.
@@ -214,8 +214,9 @@ class Worker {
 
   void TrainTogether() {
     const Pulled pulled = Pull(step_);
-    ForTables(pulled,
-              [&](const float* rows) { job_->counters_.Check("pulled", rank_, step_, pulled.ids, rows); });
+    ForTables(pulled, [&](uint32_t table, const float* rows) {
+      job_->counters_.Check("pulled", rank_, step_, table, pulled.ids, rows);
+    });
     Push(pulled);
   }
 
@@ -225,8 +226,8 @@ class Worker {
       RequireCurrent();
       const Pulled pulled = Pull(step);
       Push(pulled);
-      ForTables(pulled, [&](const float* rows) {
-        job_->counters_.CheckBetween(rank_, step_, step, end, pulled.ids, rows);
+      ForTables(pulled, [&](uint32_t table, const float* rows) {
+        job_->counters_.CheckBetween(rank_, step_, step, end, table, pulled.ids, rows);
       });
     }
   }
@@ -361,7 +362,11 @@ class Worker {
   // oe_runtime.run.checkpoints.Checkpoints._choose, and the oracle that no published checkpoint is lost.
   void Choose() {
     auto& all = job_->directory_.checkpoints;
-    if (all.empty()) FailRun("there is no checkpoint to go back to");
+    if (all.empty()) {
+      // Faults come before a job that began anew has its first checkpoint; not before that of a run.
+      if (generation_ == 1) FailRun("there is no checkpoint to go back to");
+      throw oe::CheckpointError("of table 't0' there is no checkpoint to go back to");
+    }
     if (!all.back().files.empty()) return;
     const std::vector<uint64_t> kept = client_->Checkpoints();
     RequireCurrent();
@@ -386,7 +391,7 @@ class Worker {
     std::vector<float> rows(keys.size() * Counters::kDim);
     for (uint32_t i = 0; i < swarm_.tables; ++i) {
       client_->PullRows(i, keys.data(), keys.size(), rows.data());
-      job_->counters_.Check("at the end", rank_, step_, keys, rows.data(), true);
+      job_->counters_.Check("at the end", rank_, step_, i, keys, rows.data(), true);
     }
     client_->Leave();
     client_->Close();
@@ -420,7 +425,10 @@ void Job::Start(uint32_t workers) {
   ++generation_;
   finished_ = 0;
   failed_ = false;
-  if (std::exchange(starts_over_, false)) directory_.checkpoints.clear();
+  if (std::exchange(starts_over_, false)) {
+    directory_.checkpoints.clear();
+    ForgetRemovals();
+  }
   workers_ = workers;
   Note("the job starts with " + std::to_string(workers) + " workers, generation " +
        std::to_string(generation_));

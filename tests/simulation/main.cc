@@ -25,6 +25,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -33,6 +34,7 @@
 #include <vector>
 
 #include "tests/simulation/run.h"
+#include "tests/simulation/swarm.h"
 
 namespace {
 
@@ -41,9 +43,17 @@ constexpr const char* kUsage =
     "                                           run it, and print its schedule; of its faults, only those\n"
     "                                           with these numbers: 3,7\n"
     "       simulate --seconds N [--first SEED] run new seeds for so long; every tenth twice\n"
-    "       simulate --seeds FILE               run those of a file, each twice\n";
+    "       simulate --seeds FILE               run those of a file, each twice\n"
+    "The first two take --kinds NAMES, as in 'let a disk lie,cut the power of servers': the only kinds of\n"
+    "faults, in place of those that the seed draws. Names are:\n";
 constexpr const char* kAllFaults = "all";
 constexpr unsigned kProcessorSeconds = 120;  // of one run
+
+std::string Usage() {
+  std::string text = kUsage;
+  for (const std::string& name : sim::FaultNames()) text += "  " + name + "\n";
+  return text;
+}
 
 [[noreturn]] void Die(const std::string& problem) {
   std::fprintf(stderr, "simulate: %s\n", problem.c_str());
@@ -82,7 +92,7 @@ void ForbidUring() {
 }
 
 // The run itself, in the process that RunChild() has made.
-[[noreturn]] void BeChild(uint64_t seed, bool show, const std::string& only) {
+[[noreturn]] void BeChild(uint64_t seed, bool show, const std::string& only, const std::string& kinds) {
   ForbidUring();
   const rlimit limit{kProcessorSeconds, kProcessorSeconds};
   (void)setrlimit(RLIMIT_CPU, &limit);
@@ -92,12 +102,13 @@ void ForbidUring() {
   CPU_SET(static_cast<size_t>(std::max(sched_getcpu(), 0)), &processor);
   (void)sched_setaffinity(0, sizeof processor, &processor);
   std::filesystem::create_directory("servers");
-  if (only == kAllFaults) sim::RunSeed(seed, show, std::nullopt);
+  const std::vector<sim::Fault> of_kinds = sim::FaultsNamed(kinds).value_or(std::vector<sim::Fault>{});
+  if (only == kAllFaults) sim::RunSeed(seed, show, std::nullopt, of_kinds);
   std::set<unsigned> faults;
   std::stringstream list(only);
   for (std::string one; std::getline(list, one, ',');)
     faults.insert(static_cast<unsigned>(std::strtoul(one.c_str(), nullptr, 10)));
-  sim::RunSeed(seed, show, faults);
+  sim::RunSeed(seed, show, faults, of_kinds);
 }
 
 enum class Notes { kNone, kKept, kShown };
@@ -130,7 +141,7 @@ class Directory {
 };
 
 // Addresses, environment and heap are the same in each, because pointers may order what a program does.
-Result RunChild(uint64_t seed, Notes notes, const std::string& only = kAllFaults) {
+Result RunChild(uint64_t seed, Notes notes, const std::string& kinds, const std::string& only = kAllFaults) {
   const std::string number = std::to_string(seed);
   const std::string padded = std::string(20 - number.size(), '0') + number;
   const Directory directory(padded);
@@ -146,7 +157,8 @@ Result RunChild(uint64_t seed, Notes notes, const std::string& only = kAllFaults
     if (messages < 0) Die("cannot write in " + directory.path());
     if (notes != Notes::kShown) (void)dup2(messages, STDERR_FILENO);
     const char* const arguments[] = {
-        "simulate", "--child", padded.c_str(), notes == Notes::kNone ? "0" : "1", only.c_str(), nullptr};
+        "simulate",   "--child",     padded.c_str(), notes == Notes::kNone ? "0" : "1",
+        only.c_str(), kinds.c_str(), nullptr};
     const char* const environment[] = {"GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0",
                                        nullptr};
     execve("/proc/self/exe", const_cast<char**>(arguments), const_cast<char**>(environment));
@@ -185,7 +197,8 @@ std::string ProblemOf(const Result& result) {
 // Isolating Failure-Inducing Input, TSE 2002).
 class Shrinker {
  public:
-  Shrinker(uint64_t seed, std::string problem) : seed_(seed), problem_(std::move(problem)) {}
+  Shrinker(uint64_t seed, std::string kinds, std::string problem)
+      : seed_(seed), kinds_(std::move(kinds)), problem_(std::move(problem)) {}
 
   // The numbers of the faults that are left, as --only has them.
   std::string Shrink() {
@@ -218,7 +231,7 @@ class Shrinker {
   // If it fails, keeps the faults that happened before it did.
   bool Fails(const std::string& only) {
     ++runs_;
-    const Result result = RunChild(seed_, Notes::kKept, only);
+    const Result result = RunChild(seed_, Notes::kKept, kinds_, only);
     if (result.passed || ProblemOf(result) != problem_) return false;
     faults_.clear();
     schedule_ = result.messages;
@@ -235,6 +248,7 @@ class Shrinker {
   }
 
   const uint64_t seed_;
+  const std::string kinds_;
   const std::string problem_;
   std::vector<unsigned> faults_;
   std::string schedule_;
@@ -243,9 +257,11 @@ class Shrinker {
 
 class Campaign {
  public:
+  explicit Campaign(std::string kinds = "") : kinds_(std::move(kinds)) {}
+
   // Runs a seed, if wanted twice.
   void Run(uint64_t seed, bool twice) {
-    const Result result = RunChild(seed, Notes::kNone);
+    const Result result = RunChild(seed, Notes::kNone, kinds_);
     ++runs_;
     double simulated = 0;
     double processor = 0;
@@ -260,16 +276,17 @@ class Campaign {
     steps_ += steps;
     losses_ += losses;
     const std::string command = "  " + std::filesystem::read_symlink("/proc/self/exe").string() + " " +
-                                std::to_string(seed) + " --build " + build_;
+                                std::to_string(seed) + " --build " + build_ +
+                                (kinds_.empty() ? "" : " --kinds \"" + kinds_ + "\"");
     if (!result.passed) {
       ++failures_;
-      Shrinker shrinker(seed, ProblemOf(result));
+      Shrinker shrinker(seed, kinds_, ProblemOf(result));
       const std::string only = shrinker.Shrink();
       std::printf("%sseed %" PRIu64 " %s\n%s --only %s\n",
                   (shrinker.schedule().empty() ? result.messages : shrinker.schedule()).c_str(), seed,
                   result.line.c_str(), command.c_str(), only.empty() ? "0" : only.c_str());
     } else if (twice) {
-      const Result again = RunChild(seed, Notes::kNone);
+      const Result again = RunChild(seed, Notes::kNone, kinds_);
       ++repeats_;
       if (TraceOf(again) != TraceOf(result)) {
         ++failures_;
@@ -292,6 +309,7 @@ class Campaign {
 
  private:
   const std::string build_ = Build();
+  const std::string kinds_;
   unsigned runs_ = 0;
   unsigned repeats_ = 0;
   unsigned failures_ = 0;
@@ -303,7 +321,7 @@ class Campaign {
 
 uint64_t NumberOf(const std::string& text) {
   if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos) {
-    Die("'" + text + "' is not a number from 0 to 9999999999999999999\n" + kUsage);
+    Die("'" + text + "' is not a number from 0 to 9999999999999999999\n" + Usage());
   }
   return std::strtoull(text.c_str(), nullptr, 10);
 }
@@ -315,11 +333,29 @@ uint64_t NewSeed() {
   return seed % 1000000000;
 }
 
-int RunFor(uint64_t seconds, uint64_t first) {
+// What follows the first argument, in pairs: names of `known` and their values.
+std::map<std::string, std::string> OptionsOf(const std::vector<std::string>& arguments, size_t from,
+                                             const std::set<std::string>& known) {
+  std::map<std::string, std::string> options;
+  for (size_t i = from; i < arguments.size(); i += 2) {
+    if (known.count(arguments[i]) == 0) Die(arguments[i] + " is unknown\n" + Usage());
+    if (i + 1 == arguments.size()) Die(arguments[i] + " has no value\n" + Usage());
+    options[arguments[i]] = arguments[i + 1];
+  }
+  const std::string& kinds = options["--kinds"];
+  if (!sim::FaultsNamed(kinds)) Die("'" + kinds + "' has a name that is no fault's\n" + Usage());
+  return options;
+}
+
+int RunFor(const std::vector<std::string>& arguments) {
+  if (arguments.size() < 2) Die("--seconds has no value\n" + Usage());
+  const uint64_t seconds = NumberOf(arguments[1]);
+  auto options = OptionsOf(arguments, 2, {"--first", "--kinds"});
+  const uint64_t first = options.count("--first") > 0 ? NumberOf(options["--first"]) : NewSeed();
   std::printf("seeds from %" PRIu64 "\n", first);
   std::fflush(stdout);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-  Campaign campaign;
+  Campaign campaign(options["--kinds"]);
   for (uint64_t seed = first; std::chrono::steady_clock::now() < end; ++seed)
     campaign.Run(seed, seed % 10 == 0);
   return campaign.Report();
@@ -337,21 +373,16 @@ int RunFile(const std::string& path) {
 }
 
 int RunOne(const std::vector<std::string>& arguments) {
-  std::string only = kAllFaults;
-  for (size_t i = 1; i + 1 < arguments.size(); i += 2) {
-    const std::string& value = arguments[i + 1];
-    if (arguments[i] == "--only" && value.find_first_not_of("0123456789,") == std::string::npos) {
-      only = value;
-    } else if (arguments[i] != "--build") {
-      Die(arguments[i] + " " + value + " is unknown\n" + kUsage);
-    } else if (value != Build()) {
-      std::fprintf(stderr,
-                   "simulate: the seed is of build %s, this program is build %s: it may do something else\n",
-                   value.c_str(), Build().c_str());
-    }
-  }
-  if (arguments.size() % 2 == 0) Die(arguments.back() + " has no value\n" + kUsage);
-  const Result result = RunChild(NumberOf(arguments[0]), Notes::kShown, only);
+  const uint64_t seed = NumberOf(arguments[0]);
+  auto options = OptionsOf(arguments, 1, {"--build", "--only", "--kinds"});
+  const std::string only = options.count("--only") > 0 ? options["--only"] : kAllFaults;
+  if (only != kAllFaults && only.find_first_not_of("0123456789,") != std::string::npos)
+    Die("--only " + only + " has no numbers of faults\n" + Usage());
+  if (options.count("--build") > 0 && options["--build"] != Build())
+    std::fprintf(stderr,
+                 "simulate: the seed is of build %s, this program is build %s: it may do something else\n",
+                 options["--build"].c_str(), Build().c_str());
+  const Result result = RunChild(seed, Notes::kShown, options["--kinds"], only);
   std::printf("%s\n", result.line.c_str());
   return result.passed ? 0 : 1;
 }
@@ -360,18 +391,16 @@ int RunOne(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (arguments.size() == 4 && arguments[0] == "--child") {
-    BeChild(std::strtoull(arguments[1].c_str(), nullptr, 10), arguments[2] == "1", arguments[3]);
+  if (arguments.size() == 5 && arguments[0] == "--child") {
+    BeChild(std::strtoull(arguments[1].c_str(), nullptr, 10), arguments[2] == "1", arguments[3],
+            arguments[4]);
   }
   if (arguments.empty() || arguments[0] == "--help") {
-    std::fputs(kUsage, stderr);
+    std::fputs(Usage().c_str(), stderr);
     return arguments.empty() ? 2 : 0;
   }
-  if (arguments[0] == "--seconds" &&
-      (arguments.size() == 2 || (arguments.size() == 4 && arguments[2] == "--first"))) {
-    return RunFor(NumberOf(arguments[1]), arguments.size() == 4 ? NumberOf(arguments[3]) : NewSeed());
-  }
+  if (arguments[0] == "--seconds") return RunFor(arguments);
   if (arguments[0] == "--seeds" && arguments.size() == 2) return RunFile(arguments[1]);
-  if (arguments[0][0] == '-') Die(std::string("unknown arguments\n") + kUsage);
+  if (arguments[0][0] == '-') Die(std::string("unknown arguments\n") + Usage());
   return RunOne(arguments);
 }

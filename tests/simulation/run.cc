@@ -78,9 +78,9 @@ class Faults {
         return TroubleDisk(Cluster::host(server), Trouble::kFull, Now() + duration);
       case Fault::kFailingDisk:
         failed_.insert(server);
-        return TroubleDisk(Cluster::host(server), Trouble::kFailing, Now() + duration);
+        return TroubleAndCut(server, Trouble::kFailing, duration);
       case Fault::kLyingDisk:
-        return TroubleDisk(Cluster::host(server), Trouble::kLying, Now() + duration);
+        return TroubleAndCut(server, Trouble::kLying, duration);
       case Fault::kSlowDisk:
         return TroubleDisk(Cluster::host(server), Trouble::kSlow, Now() + duration);
       case Fault::kStopServer:
@@ -132,10 +132,25 @@ class Faults {
     }
   }
 
-  // Of one, or of all; at any time, or between two writes.
+  // The power may go while the disk is in trouble, or soon after.
+  void TroubleAndCut(uint32_t server, Trouble trouble, uint64_t duration) {
+    TroubleDisk(Cluster::host(server), trouble, Now() + duration);
+    const bool cuts = std::count(swarm_.faults.begin(), swarm_.faults.end(), Fault::kCutPower) > 0;
+    if (!cuts || random_.OneIn(2)) return;
+    Sleep(random_.Below(std::min(duration, 3 * kSecond) + kSecond));
+    CutPower(server, random_.Below(kSecond));
+  }
+
+  // Of one, or of all; at any time, between two writes, or while a server that was killed recovers.
   void CutPower(uint32_t server, uint64_t off) {
     const bool all = random_.OneIn(3);
-    if (random_.OneIn(2)) {
+    const bool recovers = random_.OneIn(4) && cluster_->is_up(server);
+    if (recovers) {
+      const std::lock_guard<std::mutex> lock(repairs_);
+      cluster_->EndServer(server, End::kKill);
+      cluster_->StartServer(server);
+    }
+    if (recovers || random_.OneIn(2)) {
       const bool syncs = random_.OneIn(2);
       const uint64_t steps = random_.Between(1, syncs ? 20 : 300);
       AwaitWrites(cluster_->process(server), syncs, steps, Now() + 3 * kSecond);
@@ -196,11 +211,12 @@ void Await(const char* what, const Condition& holds) {
 
 }  // namespace
 
-void RunSeed(uint64_t seed, bool show, const std::optional<std::set<unsigned>>& only) {
+void RunSeed(uint64_t seed, bool show, const std::optional<std::set<unsigned>>& only,
+             const std::vector<Fault>& kinds) {
   ShowNotes(show);
   SetSeed(seed);
   Start(seed);
-  const Swarm swarm = DrawSwarm(seed);
+  const Swarm swarm = DrawSwarm(seed, kinds);
   Note(Describe(swarm));
   SetPolicy(swarm.policy);
   SetNetworkPolicy(swarm.network);

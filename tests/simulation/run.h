@@ -4,11 +4,16 @@
 #include <cstdint>
 #include <optional>
 #include <set>
+#include <vector>
+
+#include "tests/simulation/swarm.h"
 
 namespace sim {
 
 // In the current directory, which is empty. Prints one line, and does not return.
 // Of the seed's faults, only those of these numbers happen; without any list, all.
-[[noreturn]] void RunSeed(uint64_t seed, bool show, const std::optional<std::set<unsigned>>& only);
+// `kinds`: as DrawSwarm() has it.
+[[noreturn]] void RunSeed(uint64_t seed, bool show, const std::optional<std::set<unsigned>>& only,
+                          const std::vector<Fault>& kinds);
 
 }  // namespace sim

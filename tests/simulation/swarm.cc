@@ -1,7 +1,26 @@
 #include "tests/simulation/swarm.h"
 
+#include <algorithm>
+#include <array>
+#include <sstream>
+
 namespace sim {
 namespace {
+
+constexpr std::array kNames = {"kill a server",
+                               "lose a server's host",
+                               "cut the power of servers",
+                               "fill a disk",
+                               "let a disk fail",
+                               "let a disk lie",
+                               "slow a disk down",
+                               "stop a server for a while",
+                               "break a connection",
+                               "part a server from a worker",
+                               "kill a worker",
+                               "start the job again beside its old workers",
+                               "stop a worker for a while"};
+static_assert(kNames.size() == static_cast<size_t>(Fault::kStopWorker) + 1);
 
 std::string RuleText(const Swarm& swarm) {
   const std::string number = std::to_string(swarm.rule_number);
@@ -20,39 +39,22 @@ std::string RuleText(const Swarm& swarm) {
 
 }  // namespace
 
-const char* NameOf(Fault fault) {
-  switch (fault) {
-    case Fault::kKillServer:
-      return "kill a server";
-    case Fault::kVanishServer:
-      return "lose a server's host";
-    case Fault::kCutPower:
-      return "cut the power of servers";
-    case Fault::kFullDisk:
-      return "fill a disk";
-    case Fault::kFailingDisk:
-      return "let a disk fail";
-    case Fault::kLyingDisk:
-      return "let a disk lie";
-    case Fault::kSlowDisk:
-      return "slow a disk down";
-    case Fault::kStopServer:
-      return "stop a server for a while";
-    case Fault::kBreak:
-      return "break a connection";
-    case Fault::kPart:
-      return "part a server from a worker";
-    case Fault::kKillJob:
-      return "kill a worker";
-    case Fault::kLeaveBehind:
-      return "start the job again beside its old workers";
-    case Fault::kStopWorker:
-      return "stop a worker for a while";
+const char* NameOf(Fault fault) { return kNames[static_cast<size_t>(fault)]; }
+
+std::vector<std::string> FaultNames() { return {kNames.begin(), kNames.end()}; }
+
+std::optional<std::vector<Fault>> FaultsNamed(const std::string& names) {
+  std::vector<Fault> faults;
+  std::stringstream list(names);
+  for (std::string name; std::getline(list, name, ',');) {
+    const auto* const found = std::find(kNames.begin(), kNames.end(), name);
+    if (found == kNames.end()) return std::nullopt;
+    faults.push_back(static_cast<Fault>(found - kNames.begin()));
   }
-  return "";
+  return faults;
 }
 
-Swarm DrawSwarm(uint64_t seed) {
+Swarm DrawSwarm(uint64_t seed, const std::vector<Fault>& kinds) {
   Random random(seed ^ 0x737761726d);
   Swarm swarm;
   swarm.servers = static_cast<uint32_t>(random.Between(1, 4));
@@ -76,8 +78,9 @@ Swarm DrawSwarm(uint64_t seed) {
   if (swarm.faults.empty()) swarm.faults.push_back(Fault::kKillServer);
   // Nothing but broken connections, which cost no step. Servers that are only slow must not be taken for
   // lost.
-  swarm.only_breaks = seed % 8 == 5;
-  if (swarm.only_breaks) swarm.faults = {Fault::kBreak};
+  if (seed % 8 == 5) swarm.faults = {Fault::kBreak};
+  if (!kinds.empty()) swarm.faults = kinds;
+  swarm.only_breaks = swarm.faults == std::vector<Fault>{Fault::kBreak};
   if (swarm.only_breaks) swarm.timeout = 60;
   swarm.fault_pause = random.Between(100, 2500) * kMillisecond;
   swarm.fault_time = random.Between(5, 30) * kSecond;

@@ -62,8 +62,13 @@ struct Swarm {
   DiskPolicy disk;
 };
 
-Swarm DrawSwarm(uint64_t seed);
+// With `kinds`, unless it is empty, these faults and no others.
+Swarm DrawSwarm(uint64_t seed, const std::vector<Fault>& kinds = {});
 std::string Describe(const Swarm& swarm);
 const char* NameOf(Fault fault);
+// All of their names, in the order of Fault.
+std::vector<std::string> FaultNames();
+// Those of a list of names with commas; nullopt: one is unknown.
+std::optional<std::vector<Fault>> FaultsNamed(const std::string& names);
 
 }  // namespace sim

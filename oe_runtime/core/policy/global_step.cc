@@ -1,4 +1,4 @@
-// global_step {steps_to_live}: rows that were not pushed in the table's last steps_to_live pushes go.
+// global_step {steps_to_live}: rows go whose last push is more than steps_to_live pushes of the table ago.
 #include "oe_runtime/core/policy/eviction_registry.h"
 
 namespace oe {

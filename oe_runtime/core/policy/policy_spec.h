@@ -28,7 +28,7 @@ struct AdmissionSpec {
 
 // Which rows are evicted:
 //
-//   global_step  steps_to_live: rows that were not pushed in the last steps_to_live pushes of the table
+//   global_step  steps_to_live: rows whose last push is more than steps_to_live pushes of the table ago
 //   l2_weight    threshold: rows with half the sum of squared weights below it, which is DeepRec's rule
 //   ttl          seconds: rows that were not pushed for longer, by the server's clock
 //   cap          max_rows, or max_bytes of rows with state and facts, and policy "lru" or "lfu": rows that

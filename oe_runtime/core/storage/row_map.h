@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/fair_shared_mutex.h"
@@ -51,6 +52,21 @@ class RowMap {
   // numbers[i] = that of the row of keys[i], or kNoRow. Nothing is counted as a read.
   void Numbers(const Key* keys, size_t n, uint32_t* numbers) const noexcept {
     index_->Find(keys, n, numbers);
+  }
+  // Appends the keys whose rows are not what was written (RowStore::Intact).
+  void FindDamaged(const Key* keys, size_t n, std::vector<Key>* damaged) const {
+    std::array<uint32_t, kAtOnce> numbers;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const size_t size = std::min(kAtOnce, n - begin);
+      index_->Find(keys + begin, size, numbers.data());
+      for (size_t i = 0; i < size; ++i) {
+        if (numbers[i] != kNoRow) store_->Prefetch(numbers[i]);
+      }
+      for (size_t i = 0; i < size; ++i) {
+        const Key key = keys[begin + i];
+        if (numbers[i] != kNoRow && !store_->Intact(key, numbers[i])) damaged->push_back(key);
+      }
+    }
   }
   // Whether all keys have rows.
   bool HasAll(const Key* keys, size_t n) const noexcept {

@@ -144,6 +144,9 @@ class RowStore {
   // The number that a row keeps when it is taken into a cache or put out.
   virtual uint32_t PlaceOf(uint32_t number) const noexcept { return number; }
 
+  // Whether rows from before a recovery have not all been checked since: who reads rows checks them first.
+  // Rows of a log are checked by each read.
+  virtual bool unchecked() const noexcept { return false; }
   // Whether the row that a key has is what was written.
   virtual bool Intact(Key /*key*/, uint32_t /*number*/) const noexcept { return true; }
   // A damaged row is repaired where that is possible, and otherwise quarantined: the key has no row any more.

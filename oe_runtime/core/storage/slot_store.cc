@@ -312,7 +312,7 @@ void SlotStore::Upkeep() noexcept {
   while (cache_ && cache_->wants_upkeep()) {
     const std::unique_lock<FairSharedMutex> lock(mutex());
     cache_->Upkeep(&index());
-    for (const Key key : cache_->TakeDamaged()) CheckQuietly(key);
+    for (const Key key : cache_->TakeDamaged()) (void)CheckQuietly(key);
   }
 }
 
@@ -320,6 +320,7 @@ bool SlotStore::Scrub(uint64_t* position, uint64_t* rows) noexcept {
   std::array<Key, kAtOnce> keys{};
   std::array<uint32_t, kAtOnce> numbers{};
   size_t damaged = 0;
+  if (*position == 0) in_pass_ = true;
   {
     const std::shared_lock<FairSharedMutex> lock(mutex());
     *rows = index().Scan(position, kAtOnce, keys.data(), numbers.data());
@@ -333,18 +334,21 @@ bool SlotStore::Scrub(uint64_t* position, uint64_t* rows) noexcept {
   }
   if (damaged > 0) {
     const std::unique_lock<FairSharedMutex> lock(mutex());
-    for (size_t i = 0; i < damaged; ++i) CheckQuietly(keys[i]);
+    for (size_t i = 0; i < damaged; ++i) in_pass_ = CheckQuietly(keys[i]) && in_pass_;
   }
+  if (*rows == 0 && in_pass_) unchecked_ = false;
   return *rows > 0;
 }
 
-// Where the storage has no room to write down what is wrong, the row stays, to be found again.
-void SlotStore::CheckQuietly(Key key) noexcept {
+// False where the storage has no room to write down what is wrong: the row stays, to be found again.
+bool SlotStore::CheckQuietly(Key key) noexcept {
   try {
     uint32_t number = kNoRow;
     index().Find(&key, 1, &number);
     if (number != kNoRow) CheckRow(key, number);
-  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): see above
+    return true;
+  } catch (const StorageError&) {
+    return false;
   }
 }
 

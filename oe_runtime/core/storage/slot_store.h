@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -107,6 +108,8 @@ class SlotStore final : public RowStore {
   // open or not durable yet: that counts as intact, and so do copies. With the shard's lock, shared is
   // enough.
   bool Intact(Key key, uint32_t number) const noexcept override;
+  // From a recovery on, which reads no rows, until a pass of Scrub() has found none damaged that stays.
+  bool unchecked() const noexcept override { return unchecked_.load(std::memory_order_relaxed); }
   void CheckRow(Key key, uint32_t number) override;
   bool Scrub(uint64_t* position, uint64_t* rows) noexcept override;
   void Prefetch(uint32_t number) const noexcept override {
@@ -163,6 +166,7 @@ class SlotStore final : public RowStore {
     size_ = opened_size_ = seen_size_ = size;
     copied_ = changed;
     limit_ = 0;
+    unchecked_ = size > 0;
   }
   // Whether there are fewer slots than the rows and what is reserved with them need.
   bool LacksSlots() const noexcept { return slot_count() < size_ + reserved(); }
@@ -181,7 +185,7 @@ class SlotStore final : public RowStore {
   void Changed(const Key* keys, const uint32_t* numbers, size_t n) noexcept override;
   bool Fits(Key key, uint32_t number, const std::byte* content) const noexcept;
   bool RepairSlot(Key key, uint32_t number) noexcept;
-  void CheckQuietly(Key key) noexcept;
+  bool CheckQuietly(Key key) noexcept;
   bool RepairMeta(Key key, uint32_t number, const std::byte* content) noexcept;
   uint64_t slot_count() const noexcept { return uint64_t{blocks()} << layout().shift; }
   // Slots that were taken in the open epoch and come back later.
@@ -219,6 +223,8 @@ class SlotStore final : public RowStore {
   uint64_t evicted_ = 0;
   uint64_t copied_now_ = 0;  // in the open epoch
   uint64_t refused_ = 0;
+  std::atomic<bool> unchecked_{false};
+  bool in_pass_ = false;  // of Scrub(), in which all rows were checked so far
   std::vector<SlotMeta*> metas_;
   // Slots that were taken, and copies that were changed. Which of the two a row is in is hard to predict for
   // the processor, so nothing branches on it.

@@ -148,7 +148,13 @@ TEST_P(PooledFilterTest, PoolsWithoutCountsBeginAtZero) {
   ASSERT_EQ(supers.size(), 1U);
   std::filesystem::remove(supers[0]);  // as an earlier version left it; segments without it are removed
   {
+    testing::internal::CaptureStderr();
     const auto table = Open();
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(
+        said.find("error: table 'C1': what its admission filter had counted at checkpoint 1 is not there"),
+        0U)
+        << said;
     EXPECT_EQ(table->version(), 2U);
     EXPECT_EQ(table->rows(), 100U);
     Push(table.get(), Range(100, 100));

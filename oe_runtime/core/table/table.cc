@@ -335,6 +335,9 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out, bool packed) 
   Piece piece;
   const size_t good = OrderByShard(keys, n, once, [this](Key key) { return InternalShard(key); }, &piece);
   if (good < n) return good;
+  for (uint32_t shard = 0; shard < kShards; ++shard) {
+    CheckUnread(shard, &piece.keys[piece.begin[shard]], piece.begin[shard + 1] - piece.begin[shard]);
+  }
   FindRows(content_->shards, &piece);
   const size_t bytes = packed ? spec_.dim * sizeof(uint16_t) : ops_->format().value_bytes();
   const bool unpack = IsHalf(ops_->format().dtype) && !packed;
@@ -418,13 +421,19 @@ bool Table::TakeIn(const LogReads& reads, bool ahead) const {
   return true;
 }
 
-// Looks after rows of a log that could not be read. With moves_mutex and without a lock of a shard. While
-// pushes are kept away, as by a checkpoint, the rows stay, to be found again. So do those that the drive does
-// not give back and those beyond the limit of Damage::RequireFew, with a line to the standard error.
+// Looks after rows that are damaged or could not be read. With moves_mutex, if they are of a log, and without
+// a lock of a shard. With a line to the standard error the rows stay, to be found again, while pushes are
+// kept away, as by a checkpoint; where the drive does not give them back; and beyond the limit of
+// Damage::RequireFew.
 void Table::CheckRows(const std::vector<Key>& keys) const {
   if (keys.empty()) return;
   const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
-  if (!push_lock) return;
+  if (!push_lock) {
+    damage_->Say("table '" + spec_.name + "': " + std::to_string(keys.size()) +
+                 " rows are damaged, the first of them of key " + std::to_string(keys.front()) +
+                 "; they are looked after when they are pushed or read again");
+    return;
+  }
   try {
     const RowLog::Room room = content_->store().RoomFor(2 * keys.size(), RowLog::Need::kWriteBack);
     for (const Key key : keys) {
@@ -439,6 +448,19 @@ void Table::CheckRows(const std::vector<Key>& keys) const {
   } catch (const StorageError& error) {  // there is no room to note it
     damage_->Say(error.what());
   }
+}
+
+// Before rows of a pool are read that nobody has looked at since a recovery, which reads none: what of them
+// a drive has lost behind a lie would be taken for rows. Without a lock of a shard.
+void Table::CheckUnread(uint32_t shard, const Key* keys, size_t n) const {
+  const RowMap& map = *content_->shards[shard];
+  if (n == 0 || !map.store().unchecked()) return;
+  std::vector<Key> damaged;
+  {
+    const std::shared_lock<FairSharedMutex> lock(map.mutex());
+    map.FindDamaged(keys, n, &damaged);
+  }
+  CheckRows(damaged);
 }
 
 // Room for so many appends to the log, if there is one, for a call on these keys. Without a lock of a shard.

@@ -267,6 +267,7 @@ class Table {
   size_t AppendsOf(size_t n) const { return (eviction_.capped() ? 6 : 2) * n; }
   bool TakeIn(const LogReads& reads, bool ahead) const;
   void CheckRows(const std::vector<Key>& keys) const;
+  void CheckUnread(uint32_t shard, const Key* keys, size_t n) const;
   bool ScrubLog(ScrubPosition* position, uint64_t* bytes);
   void RequireWhole() const;
   Plan MakePlan(const Key* keys, size_t n) const;

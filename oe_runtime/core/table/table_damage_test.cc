@@ -183,6 +183,32 @@ TEST_P(TableDamageTest, APushDoesNotCopyADamagedRow) {
   EXPECT_EQ(Open()->rows(), kKeys);
 }
 
+// A drive that lies about a sync loses rows and keeps what says that they are there, and a recovery reads
+// only that.
+TEST_P(TableDamageTest, ARecoveredRowIsCheckedBeforeItIsRead) {
+  MakePool();
+  constexpr Key kOther = 77;
+  Flip(RowPlace(kDamaged), 30);
+  Flip(RowPlace(kOther), 3);
+  const auto table = Open();
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Row(*table, kDamaged), Fresh(kDamaged));
+  std::vector<float> row(kDim);
+  uint8_t found = 1;
+  table->ReadRows(&kOther, 1, row.data(), nullptr, &found, nullptr, {});
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(found, 0);
+  EXPECT_NE(log.find("the row of key 1234 is damaged"), std::string::npos) << log;
+  EXPECT_NE(log.find("the row of key 77 is damaged"), std::string::npos) << log;
+  EXPECT_EQ(table->damage_counts().quarantined, 2U);
+  EXPECT_EQ(Row(*table, 7), Written(7));
+  // A pass of the background check ends that.
+  Scrub(table.get());
+  Flip(RowPlace(7), 30);
+  EXPECT_NE(Row(*table, 7), Written(7));
+  EXPECT_EQ(table->damage_counts().quarantined, 2U);
+}
+
 TEST_P(TableDamageTest, RepeatedKeysInAPushToADamagedRow) {
   MakePool();
   Flip(RowPlace(kDamaged), 30);

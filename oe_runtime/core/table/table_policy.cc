@@ -86,6 +86,12 @@ void Table::RecoverFilter(std::optional<uint64_t> id, const std::function<void()
   const bool has =
       id && std::any_of(kept.begin(), kept.end(), [&](const CheckpointInfo& info) { return info.id == *id; });
   auto indexes = NewIndexes();
+  if (id && !has) {
+    damage_->Say("table '" + spec_.name + "': what its admission filter had counted at checkpoint " +
+                 std::to_string(*id) +
+                 " is not there, as in pools of an earlier version or after a drive has lost it; counting "
+                 "begins at zero, and no row is lost");
+  }
   if (has || kept.empty()) {
     std::vector<Index*> pointers;
     pointers.reserve(indexes.size());

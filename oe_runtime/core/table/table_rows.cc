@@ -165,6 +165,7 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
     std::array<const std::byte*, kAtOnce> rows{};
     for (size_t begin = first; begin < last; begin += kAtOnce) {
       const size_t size = std::min(kAtOnce, last - begin);
+      CheckUnread(static_cast<uint32_t>(shard), &plan.keys[begin], size);
       const std::shared_lock<FairSharedMutex> lock(map.mutex());
       LogReads reads;
       map.Find(&plan.keys[begin], size, rows.data(), &reads);
