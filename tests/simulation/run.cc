@@ -40,7 +40,7 @@ class Faults {
       StartProcess(0, [this] { Operate(); });
     Random pauses(Seed() ^ 0x7061757365);
     const uint64_t end = Now() + swarm_.fault_time;
-    for (uint64_t at = Now(); at < end; ++count_) {
+    for (uint64_t at = Now(); std::max(at, Now()) < end; ++count_) {  // some faults take a while
       at += pauses.Below(2 * swarm_.fault_pause);
       if (at > Now()) Sleep(at - Now());
       // Of its own, so that one that is left out changes nothing of the next.
