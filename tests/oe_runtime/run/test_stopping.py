@@ -234,6 +234,11 @@ def hold(other: SharedValues) -> None:
     other.change("queue", lambda found: found.setdefault("holds", []).append(other.me))
 
 
+def let_go(other: SharedValues) -> None:
+    """End its push: a worker that ends in it takes all back to a checkpoint."""
+    other.change("queue", lambda found: found["holds"].remove(other.me))
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("staleness", [[], ["--staleness", "8"]])
 def test_worker_0_of_a_queue_takes_its_checkpoint_however_slow_the_steps(
@@ -246,7 +251,7 @@ def test_worker_0_of_a_queue_takes_its_checkpoint_however_slow_the_steps(
         hold(other)
         stop.ask("SIGTERM")
         time.sleep(LONG)
-        threading.Timer(LONG, other.close).start()
+        threading.Timer(LONG, let_go, [other]).start()
         shared.hold()
 
     quiet: Any = Quiet(stats=lambda: {"servers": []})
@@ -264,12 +269,12 @@ def test_worker_0_of_a_queue_does_not_wait_for_a_frozen_step(queue: Queue, stop:
     _, shared, other = queue()
     hold(other)
 
-    def let_go() -> None:
+    def go_on() -> None:
         ended(stop, 10)
-        other.close()
+        let_go(other)
 
     stop.ask("SIGTERM")
-    thread = threading.Thread(target=let_go)
+    thread = threading.Thread(target=go_on)
     thread.start()
     with shared.between_steps():
         assert ended(stop)
