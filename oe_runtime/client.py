@@ -31,7 +31,7 @@ __all__ = ["TRANSFERS", "Assigned", "Bags", "Client", "Group", "Pairs", "Pulled"
 # How checkpoints get from servers to the client's directory and back.
 TRANSFERS = ("shared", "wire")
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Client:
@@ -665,7 +665,7 @@ class Client:
         self.settle()
         return self._save(directory, since=since, contents=contents)
 
-    def save_later(self, thread: Executor, work: Callable[[Callable[..., Any]], T]) -> Future[T]:
+    def save_later(self, thread: Executor, work: Callable[[Callable[..., Any]], _T]) -> Future[_T]:
         """Call `work` in another thread with what is `save` there. Every other request waits for its end.
 
         Its errors are those of the result only.
