@@ -50,9 +50,10 @@ def main() -> None:
             signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     except KeyboardInterrupt:
         code = 130
-    except RuntimeError as error:
+    except Exception as error:
         # Before 3.12 Python wraps what is raised while a class names its attributes, as in an import.
-        if not isinstance(error.__cause__, KeyboardInterrupt):
+        # Pydantic's SchemaError, raised while it builds a model, keeps the name alone.
+        if not isinstance(error.__cause__, KeyboardInterrupt) and not str(error).endswith("KeyboardInterrupt: "):
             raise
         code = 130
     sys.exit(code)

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
+import pydantic
 import pytest
 import yaml
 from fake_processes import make_job
@@ -429,6 +431,26 @@ def test_ctrl_c_while_a_class_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "run", lambda: [].pop())
     with pytest.raises(IndexError):
         program.main()
+
+
+def test_ctrl_c_while_pydantic_builds_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises a SchemaError, without the interrupt as its cause."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def build() -> int:
+        with monkeypatch.context() as patched:
+            patched.setattr(re, "compile", interrupted)
+            text = Annotated[str, pydantic.Field(pattern="a")]
+            pydantic.TypeAdapter(text, config=pydantic.ConfigDict(regex_engine="python-re"))
+        return 0
+
+    monkeypatch.setattr(cli, "run", build)
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 130
 
 
 @pytest.mark.process
