@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError, ServingError
+from oe_runtime.serving import requests
 from oe_runtime.serving.access import AccessFiles
 from oe_runtime.spec import STORAGES, TLS, StorageSpec
 from oe_runtime.support import durable, interrupt, remote_files
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ServingError("--step-file does not go with --servers: servers have no earlier rows")
         if options.batch_timeout_ms is not None and options.max_batch_size == 1:
             raise ServingError("--batch-timeout-ms needs --max-batch-size above 1; add it, or leave this out")
+        for label in options.version_label:
+            requests.check_new_label(label)
         if options.servers is None:
             return _answer(options, None, ended)
         token = "" if options.token_file is None else read_token(options.token_file)

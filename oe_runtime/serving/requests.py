@@ -24,6 +24,7 @@ _DTYPES = {"float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE"}
 _SAME_NAMES = "bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool string"
 _DTYPES |= {name: f"DT_{name.upper()}" for name in _SAME_NAMES.split()}
 LONGEST_VERSION = 19  # digits
+LONGEST_LABEL = 256  # characters of a version label: of its 64 KiB, an HTTP head needs 12 for one character
 
 
 def parse_inputs(request: Any, signatures: Mapping[str, Signature]) -> tuple[str, dict[str, Any], bool]:
@@ -74,6 +75,21 @@ def check_version(asked: int | None, name: str, version: int) -> None:
     """Raise NotFound for a request of another version than that of model `name`; None is any."""
     if asked not in (None, version):
         raise NotFound(f"version {asked} of {name}; it is {version}")
+
+
+def check_new_label(label: str) -> None:
+    """Raise InputError for a version label that no request could name."""
+    why = ""
+    if not label:
+        why = "it is empty"
+    elif label in (".", ".."):
+        why = "clients take it out of a URL"
+    elif len(label) > LONGEST_LABEL:
+        why = f"it has {len(label)} characters, and at most {LONGEST_LABEL} are read"
+    elif any("\ud800" <= character <= "\udfff" for character in label):  # also bytes of a command line
+        why = "it is not valid Unicode"
+    if why:
+        raise InputError(f"no request could name the version label {label[:40]!r}: {why}")
 
 
 def check_label(label: str, model: Model) -> None:

@@ -7,14 +7,16 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import keras
 import numpy as np
 import pytest
 
 import oe_runtime.keras as embed
+from oe_runtime.errors import InputError
 from oe_runtime.model_description import Signature, Tensor
-from oe_runtime.serving import Model
+from oe_runtime.serving import Model, requests
 from oe_runtime.serving.rest import RestServer
 
 
@@ -324,3 +326,28 @@ def test_large_bodies_do_not_wait_for_long(echo):
         model.may_go.set()
         assert first.result(60)[0] == 200
     assert _ask(server, "POST", ECHO, {"inputs": [3.0]}) == (200, {"outputs": [3.0]})
+
+
+@pytest.mark.parametrize(
+    ("label", "why"),
+    [
+        ("", "it is empty"),
+        (".", "clients take it out of a URL"),
+        ("..", "clients take it out of a URL"),
+        ("a" * 257, "it has 257 characters, and at most 256 are read"),
+        ("\udcff", "it is not valid Unicode"),
+    ],
+)
+def test_labels_that_no_request_can_name_are_refused(label, why):
+    with pytest.raises(InputError, match=rf"^no request could name the version label '.*': {why}$"):
+        requests.check_new_label(label)
+
+
+@pytest.mark.parametrize("label", ["stable", "a/b:c?d%2F", "\U0001f600" * 256, "a\nb", "...", " "])
+def test_any_other_label_can_be_named(served, label):
+    _, server = served["one"]
+    requests.check_new_label(label)
+    path = f"/v1/models/one/labels/{quote(label, safe='')}"
+    assert _ask(server, "GET", path)[0] == 400
+    server.model.labels = frozenset({label})
+    assert _ask(server, "GET", path)[0] == 200

@@ -65,6 +65,7 @@ def test_what_has_no_steps_is_refused(run, tmp_path):
     for more, said in (
         ([], "found 'newest'; it must have one step, such as 1000"),
         (["--servers", "localhost:1"], "--step-file does not go with --servers"),
+        (["--version-label", ""], "no request could name the version label '': it is empty"),
     ):
         ended = subprocess.run([*command, *more], capture_output=True, text=True, timeout=120)
         assert ended.returncode == 1
