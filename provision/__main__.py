@@ -53,7 +53,8 @@ def main() -> None:
     except Exception as error:
         # Before 3.12 Python wraps what is raised while a class names its attributes, as in an import.
         # Pydantic's SchemaError, raised while it builds a model, keeps the name alone.
-        if not isinstance(error.__cause__, KeyboardInterrupt) and not str(error).endswith("KeyboardInterrupt: "):
+        was_interrupted = isinstance(error.__cause__, KeyboardInterrupt)
+        if not was_interrupted and not str(error).endswith("KeyboardInterrupt: "):
             raise
         code = 130
     sys.exit(code)
