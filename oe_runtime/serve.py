@@ -285,7 +285,8 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
         step=(step := _read_step(options.step_file)),
         compile_to=options.compile_to,
     ) as model:
-        model.labels = frozenset(options.version_label)
+        model.labels, model.source = dict.fromkeys(options.version_label), options.model
+        model.steps_from = "" if options.step_file is None else f"--step-file {options.step_file}"
         address = (options.name, model, options.host)
         body = options.max_body_bytes
         rest = RestServer(

@@ -26,6 +26,10 @@ from oe_runtime.support.remote_files import RemotePath
 _HELD = 4  # increments in memory before they are applied
 
 
+class NotKept(CheckpointError):
+    """A step that the checkpoints do not have."""
+
+
 @dataclass(frozen=True)
 class ServedCheckpoint:
     """A checkpoint on disk; `chain` are the directories of its bases and its own, the newest last."""
@@ -142,7 +146,7 @@ class ServedCheckpoints:
             step = 1 if saved.found is None else saved.found.step
             self._known = ServedCheckpoint(chain, step, [str(part) for part in chain])
         if self.step not in (None, self._known.step):
-            raise CheckpointError(f"{self.directory} has no step {self.step}: it is step {self._known.step}")
+            raise NotKept(f"{self.directory} has no step {self.step}: it is step {self._known.step}")
         return self._known
 
     def _chosen(self, names: Sequence[str], directory: str) -> list[str]:
@@ -151,7 +155,7 @@ class ServedCheckpoints:
         chosen = [name for name, step in zip(names, steps, strict=True) if self.step in (None, step)]
         if not chosen:
             kept = ", ".join(map(str, dict.fromkeys(steps)))
-            raise CheckpointError(f"step {self.step} is not kept in {directory}: it has {kept}")
+            raise NotKept(f"step {self.step} is not kept in {directory}: it has {kept}")
         return chosen
 
     def _with_rows(self, path: Path) -> ServedCheckpoint | None:

@@ -18,6 +18,7 @@ from oe_runtime.serving import examples, requests
 from oe_runtime.serving.access import Access
 from oe_runtime.serving.grpc_health import Health, Reflection
 from oe_runtime.serving.grpc_inference import InferenceService
+from oe_runtime.serving.grpc_reload import Reload
 from oe_runtime.serving.messages import METHODS, message, read_tensor, tensor_proto
 from oe_runtime.serving.metrics import Calls
 from oe_runtime.serving.model import Model
@@ -213,6 +214,7 @@ class _Service:
             "Regress": self.regress,
             "GetModelMetadata": self.metadata,
             "GetModelStatus": self.status,
+            "HandleReloadConfigRequest": Reload(name, model).answer,
         }
 
     def answer(self, context: Any, work: Callable[[], Any]) -> Any:
@@ -224,14 +226,14 @@ class _Service:
         return None
 
     def predict(self, request: Any) -> Any:
-        self._check(request.model_spec)
+        asked = self._check(request.model_spec)
         inputs, left = {}, self._most
         for name, tensor in request.inputs.items():
             inputs[name] = self._array(name, tensor, left)
             left -= inputs[name].size
         signature = requests.find_signature(request.model_spec.signature_name, self._model.signatures)
         outputs, version = self._model.predict_versioned(inputs, signature)
-        self._check(request.model_spec, version)
+        asked.check(self._name, version)
         unknown = set(request.output_filter) - outputs.keys()
         if unknown:
             raise InputError(f"the model has no output {sorted(unknown)[0]!r}; it has {', '.join(outputs)}")
@@ -258,18 +260,17 @@ class _Service:
 
     def _compute(self, request: Any, method: str, reply: Any) -> list[Any]:
         """Return the result for each example, and describe the model in `reply`."""
-        self._check(request.model_spec)
-        asked = request.model_spec.signature_name
-        signature = examples.find_signature(asked, method, self._model.signatures)
+        asked, named = self._check(request.model_spec), request.model_spec.signature_name
+        signature = examples.find_signature(named, method, self._model.signatures)
         sent = examples.serialize_input(request.input)
         result, version = examples.compute(self._model, method, signature, sent)
-        self._check(request.model_spec, version)
+        asked.check(self._name, version)
         self._describe(reply.model_spec, version, signature)
         self._calls.add_examples(len(sent))
         return result
 
     def metadata(self, request: Any) -> Any:
-        self._check(request.model_spec)
+        self._check(request.model_spec).check(self._name, self._model.version)
         if list(request.metadata_field) != ["signature_def"]:
             raise InputError("metadata_field must be 'signature_def'")
         found = requests.metadata(self._name, self._model)["metadata"]["signature_def"]["signature_def"]
@@ -280,16 +281,16 @@ class _Service:
         return reply
 
     def status(self, request: Any) -> Any:
-        self._check(request.model_spec)
+        self._check(request.model_spec).check(self._name, self._model.version)
         return json_format.ParseDict(requests.status(self._model), message("GetModelStatusResponse")())
 
-    def _check(self, spec: Any, version: int | None = None) -> None:
+    def _check(self, spec: Any) -> requests.Asked:
+        """Return the asked version of a known model."""
         requests.check_name(spec.name, self._name)
         requests.find_signature(spec.signature_name, self._model.signatures)
-        if spec.HasField("version_label"):
-            requests.check_label(spec.version_label, self._model)
-        asked = spec.version.value if spec.HasField("version") else None
-        requests.check_version(asked, self._name, self._model.version if version is None else version)
+        number = spec.version.value if spec.HasField("version") else None
+        label = spec.version_label if spec.HasField("version_label") else None
+        return requests.Asked(self._model, number, label)
 
     def _describe(self, spec: Any, version: int, signature: str = SIGNATURE) -> None:
         spec.name = self._name

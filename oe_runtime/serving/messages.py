@@ -69,6 +69,23 @@ _SERVICES = {
     "ModelVersionStatus": "1 version int64, 2 state State, 3 status StatusProto",
     "GetModelStatusRequest": "1 model_spec ModelSpec",
     "GetModelStatusResponse": "1 model_version_status *ModelVersionStatus",
+    "FileSystemStoragePathSourceConfig": "",
+    "FileSystemStoragePathSourceConfig.ServableVersionPolicy": (
+        "100 latest policy_choice?Latest, 101 all policy_choice?All, 102 specific policy_choice?Specific"
+    ),
+    "FileSystemStoragePathSourceConfig.ServableVersionPolicy.Latest": "1 num_versions uint32",
+    "FileSystemStoragePathSourceConfig.ServableVersionPolicy.All": "",
+    "FileSystemStoragePathSourceConfig.ServableVersionPolicy.Specific": "1 versions *int64",
+    "LoggingConfig": "",
+    "ModelConfig": (
+        "1 name string, 2 base_path string, 3 model_type ModelType, 4 model_platform string, "
+        "7 model_version_policy ServableVersionPolicy, 8 version_labels {int64, "
+        "6 logging_config LoggingConfig"
+    ),
+    "ModelConfigList": "1 config *ModelConfig",
+    "ModelServerConfig": "1 model_config_list config?ModelConfigList, 2 custom_model_config config?Any",
+    "ReloadConfigRequest": "1 config ModelServerConfig, 2 metric_names *string",
+    "ReloadConfigResponse": "1 status StatusProto",
 }
 _INFERENCE = {
     "ServerLiveRequest": "",
@@ -145,6 +162,7 @@ _ENUMS = {
             "18 DT_COMPLEX128, 19 DT_HALF, 22 DT_UINT32, 23 DT_UINT64"
         ),
     },
+    "tensorflow.serving": {"ModelType": "0 MODEL_TYPE_UNSPECIFIED, 1 TENSORFLOW, 2 OTHER"},
     "grpc.health.v1": {"ServingStatus": "0 UNKNOWN, 1 SERVING, 2 NOT_SERVING, 3 SERVICE_UNKNOWN"},
 }
 # Methods of services: name, and the beginning of the names of its request and response. `*` is before a
@@ -153,7 +171,9 @@ METHODS = {
     "tensorflow.serving.PredictionService": (
         "Predict Predict, Classify Classification, Regress Regression, GetModelMetadata GetModelMetadata"
     ),
-    "tensorflow.serving.ModelService": "GetModelStatus GetModelStatus",
+    "tensorflow.serving.ModelService": (
+        "GetModelStatus GetModelStatus, HandleReloadConfigRequest ReloadConfig"
+    ),
     "inference.GRPCInferenceService": (
         "ServerLive ServerLive, ServerReady ServerReady, ModelReady ModelReady, "
         "ServerMetadata ServerMetadata, ModelMetadata ModelMetadata, ModelInfer ModelInfer"
@@ -253,10 +273,11 @@ def _pool() -> DescriptorPool:
             for text in values.split(", "):
                 number, value = text.split()
                 enum.value.add(name=value, number=int(number))
+        places = {"": file.message_type}
         for name, fields in messages.items():
             outer, _, inner = name.rpartition(".")
-            places = {one.name: one.nested_type for one in file.message_type} | {"": file.message_type}
             _add_message(places[outer], inner, fields)
+            places[name] = places[outer][-1].nested_type
         for name, methods in METHODS.items():
             whole, _, own = name.rpartition(".")
             if whole == package:

@@ -37,6 +37,10 @@ _NO_STEPS = "the rows do not come from checkpoints, so no step can be chosen"
 _GONE = "the rows are gone, because they could not be refreshed or are closed"
 
 
+class NotServed(ServingError):
+    """Labels for another version than the served one, or a step where none can be chosen."""
+
+
 class Model:
     """A trained model for reading: rows in a store of this process, or at running servers.
 
@@ -134,6 +138,7 @@ class Model:
         self._gate = _Gate()
         self._refreshing = threading.Lock()
         self._taking = threading.Lock()
+        self._pinning = threading.Lock()
         self._watcher: tuple[threading.Thread, threading.Event] | None = None
         self._published = 0  # the version at the servers of the dense weights that were tried last
         self._published_step: int | None = None  # of those in use; None: they are a checkpoint's
@@ -142,7 +147,9 @@ class Model:
         self._freshness: float | None = None
         self._log = FreshnessLog()
         self.is_ending = False  # whether the server of its requests only answers the last ones
-        self.labels: frozenset[str] = frozenset()  # by which requests may ask for the served version
+        self.labels: Mapping[str, int | None] = {}  # each for a version; None: for whichever is served
+        self.source = ""  # the directory or URL that it was loaded from
+        self.steps_from = ""  # what alone chooses the step, if requests may not
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -171,6 +178,11 @@ class Model:
         if self._published_step is not None:
             return self._published_step
         return 1 if self._served is None else self._served.step
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether `pin` can choose a step."""
+        return self._checkpoints is not None and self._rows is not None
 
     @property
     def checkpoint(self) -> Path | None:
@@ -301,6 +313,10 @@ class Model:
         checkpoint is still served then. Only after an increment that could not be applied completely,
         requests are refused until a refresh succeeds.
         """
+        return self._refresh(None)
+
+    def _refresh(self, labels: Mapping[str, int] | None) -> bool:
+        """As `refresh`, and use the version only with these labels, from the same moment on."""
         with self._refreshing:
             published = False
             if self._servers is not None:
@@ -308,13 +324,14 @@ class Model:
                 if not self._servers.follows:
                     with self._servers.borrow(self._seconds) as client:
                         published = self._take_published(client)
-            if self._checkpoints is None:
-                return published
-            newest = self._checkpoints.newest()
-            since = newest.since(self._served)
-            if since is not None and not since:
+            newest = None if self._checkpoints is None else self._checkpoints.newest()
+            since = None if newest is None else newest.since(self._served)
+            if newest is None or (since is not None and not since):
+                self._use_labels(labels, self.version)
                 self._coming = None
                 return published
+            if self._rows is not None:
+                _check_labels(labels, newest.step)
             before, self._coming = self._served, (newest.step, newest.published)
             weights = None if newest.dense is None else self._loaded.read_weights(newest.dense)
             loaded = None
@@ -333,26 +350,40 @@ class Model:
                     self._loaded.use_weights(weights)
                     self._published_step = None
                 self._served = newest
+                self._use_labels(labels, self.version)
             if before is not None:
                 self._freshness = self.seconds_behind
                 self._note_freshness(newest.step, newest.taken)
             self._coming = None
             return True
 
-    def pin(self, step: int | None) -> bool:
+    def pin(self, step: int | None, labels: Mapping[str, int] | None = None) -> bool:
         """Serve the kept checkpoint of `step`, and no other until the next call; None: the newest again.
 
-        Otherwise as `refresh`; after an error the previous pin stays. Raises ServingError where rows do not
-        come from checkpoints.
+        Otherwise as `refresh`; after an error the previous pin stays. `labels` are as in `use_labels`, from
+        the same moment on. Raises NotServed where rows do not come from checkpoints.
         """
-        if self._checkpoints is None or self._rows is None:
-            raise ServingError(_NO_STEPS)
-        before, self._checkpoints.step = self._checkpoints.step, step
-        try:
-            return self.refresh()
-        except BaseException:
-            self._checkpoints.step = before
-            raise
+        if self._checkpoints is None or not self.has_steps:
+            raise NotServed(_NO_STEPS)
+        with self._pinning:
+            before, self._checkpoints.step = self._checkpoints.step, step
+            try:
+                return self._refresh(labels)
+            except BaseException:
+                self._checkpoints.step = before
+                raise
+
+    def use_labels(self, labels: Mapping[str, int]) -> None:
+        """Refresh, and let requests ask for a version only by these labels.
+
+        Raises NotServed if one is for another version than is served then; the previous labels stay.
+        """
+        self._refresh(labels)
+
+    def _use_labels(self, labels: Mapping[str, int] | None, version: int) -> None:
+        _check_labels(labels, version)
+        if labels is not None:
+            self.labels = dict(labels)
 
     def _note_freshness(self, step: int, taken: float | None) -> None:
         """Write down for the run's report how old the step is of which answers are from now on."""
@@ -433,6 +464,13 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_labels(labels: Mapping[str, int] | None, version: int) -> None:
+    """Raise NotServed for a label of another version."""
+    for label, of in (labels or {}).items():
+        if of != version:
+            raise NotServed(f"label {label!r} is for version {of}, which is not served; {version} would be")
 
 
 def is_model(path: Path) -> bool:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from oe_runtime.errors import InputError, OeError, ServerLost, ServingError
 from oe_runtime.model_description import SIGNATURE, Signature, Tensor
-from oe_runtime.serving.model import Model
+from oe_runtime.serving.checkpoints import NotKept
+from oe_runtime.serving.model import Model, NotServed
 
 # TensorFlow's names of dtypes.
 _DTYPES = {"float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE"}
@@ -58,6 +59,23 @@ def parse_inputs(request: Any, signatures: Mapping[str, Signature]) -> tuple[str
     return name, _without_base64({one: [row[one] for row in rows] for one in first}, tensors), True
 
 
+class Asked:
+    """The version that a request asks for: by its number, by a label, or any."""
+
+    def __init__(self, model: Model, number: int | None, label: str | None = None) -> None:
+        """Raises InputError for an unknown label."""
+        self._model, self._label = model, label
+        self._number = number if label is None else _find_label(label, model)
+
+    def check(self, name: str, version: int) -> None:
+        """Raise NotFound for another version than `version`, which answers for the model `name`.
+
+        A label may be another version's since the request was sent.
+        """
+        if self._label is None or self._model.labels.get(self._label, -1) != version:
+            check_version(self._number, name, version)
+
+
 class NotFound(OeError):
     """A request for another model or version."""
 
@@ -92,11 +110,12 @@ def check_new_label(label: str) -> None:
         raise InputError(f"no request could name the version label {label[:40]!r}: {why}")
 
 
-def check_label(label: str, model: Model) -> None:
-    """Raise InputError for a version label that is none of the served version's."""
+def _find_label(label: str, model: Model) -> int | None:
+    """Return the version of a label; None for the served one. Raises InputError for an unknown label."""
     if label in model.labels:
-        return
-    has = f"the labels {', '.join(sorted(model.labels))}" if model.labels else "no labels (--version-label)"
+        return model.labels[label]
+    labels = sorted(one for one, version in model.labels.items() if version in (None, model.version))
+    has = f"the labels {', '.join(labels)}" if labels else "no labels (--version-label)"
     raise InputError(
         f"version label {label!r}: the served version, {model.version}, has {has}; ask for it by its number, "
         "or for any"
@@ -225,10 +244,12 @@ def count_examples(outputs: Mapping[str, NDArray[Any]]) -> int:
 
 def describe_error(error: Exception) -> tuple[str, str]:
     """Return gRPC's name of an error's status, and the message for the client."""
-    if isinstance(error, NotFound):
+    if isinstance(error, (NotFound, NotKept)):
         return "NOT_FOUND", str(error)
     if isinstance(error, InputError):
         return "INVALID_ARGUMENT", str(error)
+    if isinstance(error, NotServed):
+        return "FAILED_PRECONDITION", str(error)
     if isinstance(error, (ServerLost, ServingError)):
         return "UNAVAILABLE", str(error)
     if isinstance(error, OeError):

@@ -25,6 +25,7 @@ from oe_runtime.support import prometheus
 _STATUS = {
     "NOT_FOUND": HTTPStatus.NOT_FOUND,
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
+    "FAILED_PRECONDITION": HTTPStatus.PRECONDITION_FAILED,
     "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
     "INTERNAL": HTTPStatus.INTERNAL_SERVER_ERROR,
 }
@@ -163,18 +164,17 @@ class RestServer:
             return _refuse(error)
         return None
 
-    def _parse_target(self, target: str) -> tuple[str | None, int | None]:
-        """Return the verb and the version of a request of TensorFlow Serving."""
+    def _parse_target(self, target: str) -> tuple[str | None, requests.Asked]:
+        """Return the verb and the asked version of a request of TensorFlow Serving."""
         match = _PATH.fullmatch(target.partition("?")[0])
         if match is None:
             raise _Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {target}; see /v1/models/NAME")
         requests.check_name(match["name"], self.name)
-        version = match["version"]
-        if match["label"] is not None:
-            requests.check_label(unquote(match["label"]), self.model)
+        version, label = match["version"], match["label"]
         if version is not None and len(version) > requests.LONGEST_VERSION:
             raise requests.NotFound(f"a version of {len(version)} digits; it is {self.model.version}")
-        return match["verb"], None if version is None else int(version)
+        number = None if version is None else int(version)
+        return match["verb"], requests.Asked(self.model, number, None if label is None else unquote(label))
 
     def _parse_inference_target(self, target: str) -> tuple[str | None, str]:
         """Return the verb and the version of a request of the Open Inference Protocol."""
@@ -192,8 +192,8 @@ class RestServer:
             return open_inference.server_metadata()
         if path.startswith("/v2/"):
             return self._get_inference(path)
-        verb, version = self._parse_target(target)
-        requests.check_version(version, self.name, self.model.version)
+        verb, asked = self._parse_target(target)
+        asked.check(self.name, self.model.version)
         if verb is None:
             return requests.status(self.model)
         if verb == "/metadata":
@@ -215,9 +215,9 @@ class RestServer:
     def _post(self, target: str, body: bytes, json_length: str) -> _core.HttpReply:
         if target.startswith("/v2/"):
             return self._infer(target, body, json_length)
-        verb, version = self._parse_target(target)
+        verb, asked = self._parse_target(target)
         if verb in (":classify", ":regress"):
-            return self._score(verb[1:], version, body)
+            return self._score(verb[1:], asked, body)
         if verb != ":predict":
             raise _Refusal(
                 HTTPStatus.NOT_FOUND,
@@ -225,14 +225,14 @@ class RestServer:
             )
         signature, inputs, by_row = requests.parse_inputs(_from_json(body), self.model.signatures)
         outputs, answered = self.model.predict_versioned(inputs, signature)
-        requests.check_version(version, self.name, answered)
+        asked.check(self.name, answered)
         reply = requests.make_reply(outputs, inputs, by_row=by_row)
         return _core.HttpReply(200, _to_json(reply), examples=requests.count_examples(outputs))
 
-    def _score(self, method: str, version: int | None, body: bytes) -> _core.HttpReply:
+    def _score(self, method: str, asked: requests.Asked, body: bytes) -> _core.HttpReply:
         signature, sent = examples.parse_examples(_from_json(body), method, self.model.signatures)
         result, answered = examples.compute(self.model, method, signature, sent)
-        requests.check_version(version, self.name, answered)
+        asked.check(self.name, answered)
         requests.to_finite(*examples.numbers(method, result), {})
         return _core.HttpReply(200, _to_json({"result": result}), examples=len(sent))
 

@@ -108,20 +108,31 @@ def test_messages_have_the_fields_of_tensorflow_serving() -> None:
         get_model_metadata_pb2,
         get_model_status_pb2,
         input_pb2,
+        model_management_pb2,
         model_pb2,
         predict_pb2,
         regression_pb2,
+    )
+    from tensorflow_serving.config import (
+        file_system_storage_path_source_pb2,
+        logging_config_pb2,
+        model_server_config_pb2,
     )
 
     assert apis
     files = [tensor_pb2, tensor_shape_pb2, meta_graph_pb2]
     files += [get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2]
     files += [classification_pb2, example_pb2, feature_pb2, input_pb2, regression_pb2]
+    files += [model_management_pb2, file_system_storage_path_source_pb2, logging_config_pb2]
+    files += [model_server_config_pb2]
     theirs = {name: one for file in files for name, one in file.DESCRIPTOR.message_types_by_name.items()}
     status = theirs["ModelVersionStatus"].fields_by_name["status"].message_type
     for name in [*messages._TENSORS, *messages._SERVICES]:
-        if "." not in name:
-            _compare(message(name).DESCRIPTOR, status if name == "StatusProto" else theirs[name])
+        outer, *inner = name.split(".")
+        wanted = status if name == "StatusProto" else theirs[outer]
+        for part in inner:
+            wanted = wanted.nested_types_by_name[part]
+        _compare(message(inner[-1] if inner else name).DESCRIPTOR, wanted)
 
 
 def _compare(ours, theirs) -> None:

@@ -349,5 +349,7 @@ def test_any_other_label_can_be_named(served, label):
     requests.check_new_label(label)
     path = f"/v1/models/one/labels/{quote(label, safe='')}"
     assert _ask(server, "GET", path)[0] == 400
-    server.model.labels = frozenset({label})
+    server.model.labels = {label: None}
     assert _ask(server, "GET", path)[0] == 200
+    server.model.labels = {label: 2}  # a version that is not served
+    assert _ask(server, "GET", path)[0] == 404

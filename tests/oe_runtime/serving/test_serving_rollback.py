@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from serve_process import Serving
+from serve_process import Grpc, Serving
 from serving_models import Training, batch
 
 from oe_runtime.errors import CheckpointError, ServingError
 from oe_runtime.serving import Model
+from oe_runtime.serving.rest import RestServer
+
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("tensorflow_serving.apis")
+from oe_runtime.serving.grpc import GrpcServer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +119,12 @@ def test_a_step_file_changes_the_step_without_losing_a_request(run, tmp_path):
             step_file.write_text("9")
             wait_for(version=200, step=9)
             assert "step 9 is not kept" in facts()["problem"]
+            with serving.grpc() as over_grpc:
+                reload = over_grpc.models.HandleReloadConfigRequest
+                reload(reload_request(None, stable=200), timeout=60)
+                assert serving.ask("/labels/stable")[0] == 200
+                found = over_grpc.refusal(reload, reload_request(100))
+            assert (found[0], f"--step-file {step_file} chooses" in found[1]) == ("FAILED_PRECONDITION", True)
         finally:
             ended.set()
             for thread in asking:
@@ -120,6 +133,77 @@ def test_a_step_file_changes_the_step_without_losing_a_request(run, tmp_path):
     for _, reply in seen:
         near = [np.allclose(reply["outputs"], wanted, atol=1e-5) for wanted in answers.values()]
         assert any(near), "an answer is of one step"
+
+
+def reload_request(step, **labels):
+    from tensorflow_serving.apis import model_management_pb2
+
+    request = model_management_pb2.ReloadConfigRequest()
+    config = request.config.model_config_list.config.add(name="m")
+    config.version_labels.update(labels)
+    if step is not None:
+        config.model_version_policy.specific.versions.append(step)
+    return request
+
+
+@pytest.mark.process
+def test_a_reload_changes_the_step_and_its_label_without_losing_a_request(run):
+    directory, export, x, answers = run
+    body = json.dumps({"inputs": {name: array.tolist() for name, array in x.items()}})
+    seen, ended = [], threading.Event()
+    with Model.load(export, directory) as model, contextlib.ExitStack() as stack:
+        model.labels = {"stable": 300}
+        rest = RestServer("m", model, "127.0.0.1", 0)
+        over_grpc = GrpcServer("m", model, "127.0.0.1", 0, max_body_bytes=1 << 20)
+        for server in (rest, over_grpc):
+            server.start()
+            stack.callback(server.stop)
+        stubs = Grpc(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{over_grpc.port}")), "m")
+
+        def ask_rest():
+            connection = http.client.HTTPConnection("127.0.0.1", rest.port, timeout=60)
+            while not ended.is_set():
+                connection.request("POST", "/v1/models/m/labels/stable:predict", body)
+                reply = connection.getresponse()
+                seen.append((reply.status, json.loads(reply.read()).get("outputs")))
+            connection.close()
+
+        def ask_grpc():
+            request = stubs.request(x)
+            request.model_spec.version_label = "stable"
+            while not ended.is_set():
+                reply = stubs.prediction.Predict(request, timeout=60)
+                version, output = reply.model_spec.version.value, reply.outputs["output_0"]
+                near = np.allclose(output.float_val, answers[version].ravel(), atol=1e-5)
+                seen.append((200 if near else version, answers[version]))
+
+        reload = stubs.models.HandleReloadConfigRequest
+        with ThreadPoolExecutor() as pool:
+            asking = [pool.submit(ask) for ask in (ask_rest, ask_rest, ask_grpc)]
+            try:
+                for step in (100, 300, 200, 100, 200):
+                    reload(reload_request(step, stable=step), timeout=60)
+                    assert (model.version, model.labels) == (step, {"stable": step})
+                for request, status, said in (
+                    (reload_request(250), "NOT_FOUND", "step 250 is not kept in"),
+                    (reload_request(-1), "NOT_FOUND", "step -1 is not kept in"),
+                    (reload_request(300, stable=200), "FAILED_PRECONDITION", "not served; 300 would be"),
+                    (reload_request(None, stable=200), "FAILED_PRECONDITION", "not served; 300 would be"),
+                ):
+                    found = stubs.refusal(reload, request)
+                    assert (found[0], said in found[1]) == (status, True), found
+                    assert not model.refresh(), "the earlier choice stays"
+                    assert (model.version, model.labels) == (200, {"stable": 200})
+                reload(reload_request(None, stable=300), timeout=60)
+                assert model.version == 300
+            finally:
+                ended.set()
+            for one in asking:
+                one.result()
+    assert len(seen) > 20
+    for status, outputs in seen:
+        assert status == 200, outputs
+        assert any(np.allclose(outputs, wanted, atol=1e-5) for wanted in answers.values())
 
 
 @pytest.mark.process

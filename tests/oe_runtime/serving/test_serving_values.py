@@ -189,6 +189,55 @@ def test_other_version_labels_are_refused(serving):
             assert (code, said in message) == ("INVALID_ARGUMENT", True), message
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r.Clear(), "the config must be a model_config_list"),
+        (lambda r: r.config.custom_model_config.SetInParent(), "custom_model_config is not read"),
+        (lambda r: r.metric_names.append("a"), "metric_names: "),
+        (lambda r: r.config.model_config_list.config.add(name="n"), "the model 'n'; only 'm' is"),
+        (lambda r: r.config.model_config_list.config.add(name="m"), "has 2 entries; one"),
+        (lambda r: r.config.model_config_list.ClearField("config"), "has 0 entries; one"),
+        (lambda r: setattr(_config(r), "base_path", "/tmp/other"), "base_path '/tmp/other'"),
+        (lambda r: setattr(_config(r), "base_path", "s3://a\0"), "base_path 's3://a"),
+        (lambda r: setattr(_config(r), "model_platform", "t"), "model_platform: the model is of tensorflow"),
+        (lambda r: setattr(_config(r), "model_type", 2), "model_type: the model is of tensorflow"),
+        (lambda r: _config(r).logging_config.SetInParent(), "logging_config: requests"),
+        (lambda r: _policy(r).all.SetInParent(), "all is for several versions"),
+        (lambda r: setattr(_policy(r).latest, "num_versions", 2), "latest is for several versions"),
+        (lambda r: _policy(r).specific.versions.extend([1, 2]), "specific must name one version"),
+        (lambda r: _policy(r).specific.ClearField("versions"), "specific must name one version"),
+        (lambda r: _policy(r).specific.versions.__setitem__(0, 2), "version 2: only the rows of checkpoints"),
+        (lambda r: _config(r).version_labels.update({"": 1}), "label '': it is empty"),
+        (lambda r: _config(r).version_labels.update({"a": 2}), "label 'a' is for version 2"),
+        (lambda r: _config(r).version_labels.update({str(i): 1 for i in range(101)}), "has 102 labels"),
+    ],
+)
+def test_a_reload_of_what_is_not_served_is_refused(serving, change, said):
+    from tensorflow_serving.apis import model_management_pb2
+
+    request = model_management_pb2.ReloadConfigRequest()
+    config = request.config.model_config_list.config.add(name="m", model_platform="tensorflow", model_type=1)
+    config.base_path = serving.process.args[3]  # as on its command line
+    config.version_labels["stable"] = 1
+    _policy(request).specific.versions.append(1)
+    with serving.grpc() as grpc:
+        assert grpc.models.HandleReloadConfigRequest(request, timeout=60).status.error_code == 0
+        change(request)
+        found = grpc.refusal(grpc.models.HandleReloadConfigRequest, request)
+    code = "FAILED_PRECONDITION" if "version 2" in said else "INVALID_ARGUMENT"
+    assert (found[0], said in found[1]) == (code, True), found
+    assert serving.ask("/labels/stable")[0] == 200, "the labels stay"
+
+
+def _config(request):
+    return request.config.model_config_list.config[0]
+
+
+def _policy(request):
+    return _config(request).model_version_policy
+
+
 def test_each_signature_is_answered_and_described(serving):
     status, reply = serving.ask(":predict", {"signature_name": "measure", "instances": ["abc", b64(b"\xff")]})
     assert (status, reply) == (200, {"predictions": [3, 1]})
@@ -341,4 +390,4 @@ def test_the_surface_of_tensorflow_serving(serving, name):
 
 def test_how_much_of_the_surface_is_the_same():
     assert len(PROBES) == 60
-    assert len(PROBES.keys() - DIFFERENT) == 57
+    assert len(PROBES.keys() - DIFFERENT) == 58
