@@ -1,7 +1,8 @@
 """Processor time of a step with 26 tables beside PyTorch's sparse layers and FBGEMM's, in turns.
 
 Kinds of one process take turns of a few steps, so that other load of the machine meets all of them. Time is
-that of all threads of the process, the least of the turns.
+that of all threads of the process. What is shown is the median of the turns, and of their multiples: a turn
+is compared with those beside it, and no lucky one decides.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import importlib.util
 import itertools
 import json
+import statistics
 import sys
 import time
 import warnings
@@ -51,11 +53,11 @@ def main(dims: list[int], rows: int, batch_size: int, rounds: int) -> int:
     text = header("PyTorch: processor time of a step, in turns")
     text += f"""\
 {FIELDS} tables of {rows:,} rows under a dense part of 256 and 128, batch {batch_size}, Adagrad, sums of ids
-by Zipf's law, one thread for the dense part. Milliseconds of processor time per step, the least of {rounds}
-turns of {STEPS} steps; multiples are of the other's time. The dense part alone bounds them. "plain
-layers" are nn.EmbeddingBag after distributed_model, without other changes; FBGEMM's tables update rows in the
-backward pass (EXACT_ADAGRAD). What is wanted of the pipeline is a multiple of wall time, where another core
-is free for it.
+by Zipf's law, one thread for the dense part. Milliseconds of processor time per step, the median of {rounds}
+turns of {STEPS} steps; multiples are of the other's time, medians of those within a turn. The dense part
+alone bounds them. "plain layers" are nn.EmbeddingBag after distributed_model, without other changes; FBGEMM's
+tables update rows in the backward pass (EXACT_ADAGRAD). What is wanted of the pipeline is a multiple of wall
+time, where another core is free for it.
 
 """
     names = ["ids, dim, kind", "ms", "× sparse=True", "× TBE", "wall ms", "wall × sparse=True", "wanted"]
@@ -72,22 +74,28 @@ def _lines(ids: str, dim: int, most: int, found: dict[str, Any]) -> list[list[st
         if kind not in found:
             lines.append([name, *"------"])
             continue
-        of_processor, wall = found[kind]
-        multiples = [
-            f"{found[base][0] / of_processor:.2f}" if base in found else "-" for base in (SPARSE, TBE)
-        ]
+        of_processor, wall = (1000 * statistics.median(times) for times in zip(*found[kind], strict=True))
+        multiples = [_multiple(found, base, kind, 0) for base in (SPARSE, TBE)]
         wanted = "-"
         if kind == COLLECTION and (most, dim) in TARGETS:
             wanted = "{} and {}".format(*TARGETS[most, dim])
         elif kind == PIPELINE and (most, dim) in WALL_TARGETS:
             wanted = f"{WALL_TARGETS[most, dim]} wall"
-        times = f"{1000 * wall:.1f}", f"{found[SPARSE][1] / wall:.2f}"
-        lines.append([name, f"{1000 * of_processor:.1f}", *multiples, *times, wanted])
+        times = f"{wall:.1f}", _multiple(found, SPARSE, kind, 1)
+        lines.append([name, f"{of_processor:.1f}", *multiples, *times, wanted])
     return lines
 
 
+def _multiple(found: dict[str, Any], base: str, kind: str, which: int) -> str:
+    """How often a step of `kind` goes into one of `base`, by processor time (0) or wall time (1)."""
+    if base not in found:
+        return "-"
+    turns = zip(found[base], found[kind], strict=True)
+    return f"{statistics.median(other[which] / own[which] for other, own in turns):.2f}"
+
+
 def worker(dim: int, rows: int, low: int, high: int, batch: int, rounds: int) -> int:
-    """Run all kinds in turns; prints seconds of processor time and of wall time per step as JSON."""
+    """Run all kinds in turns; prints each turn's seconds of processor and of wall time per step as JSON."""
     import torch
 
     warnings.simplefilter("ignore")
@@ -105,7 +113,7 @@ def worker(dim: int, rows: int, low: int, high: int, batch: int, rounds: int) ->
             for _ in range(STEPS):
                 step()
             found[kind].append([(time.process_time() - used) / STEPS, (time.perf_counter() - wall) / STEPS])
-    print(json.dumps({kind: [min(one) for one in zip(*turns, strict=True)] for kind, turns in found.items()}))
+    print(json.dumps(found))
     return 0
 
 

@@ -337,7 +337,7 @@ class TableLayer(RowState):
     @property
     def frozen(self) -> bool:
         """Whether the rows stay unchanged: `requires_grad_(False)` of the layer or its parameter."""
-        return not self.anchor.requires_grad
+        return not self.anchor.trains
 
     @frozen.setter
     def frozen(self, frozen: bool) -> None:

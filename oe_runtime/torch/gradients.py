@@ -320,6 +320,12 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
     hooks_after: OrderedDict[int, Callable[[Any], None]]
     after_backward: Callable[[], None] | None  # of rows that are pushed without a step
 
+    @property
+    def trains(self) -> bool:
+        """What `requires_grad` says, without the detour of each read through `__torch_function__`."""
+        with _plain():
+            return bool(self.requires_grad)
+
     def belong_to(self, layer: Any, label: str) -> None:
         """Be the parameter of this layer, and be called so."""
         self.layer, self.label = weakref.ref(layer), label
@@ -428,9 +434,8 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
     def _accumulate(self) -> None:
         """Add what a backward pass has brought to the gradient; autograd calls this once per pass."""
         parts = self.take(torch._C._current_graph_task_id())
-        with _plain():
-            if not self.requires_grad:  # frozen since the forward pass
-                return
+        if not self.trains:  # frozen since the forward pass
+            return
         self.add(parts)
         for hook in list(self.hooks_after.values()):
             hook(self)

@@ -145,12 +145,12 @@ class _Work:
             for feature in block.features:
                 array = arrays[feature.output]
                 parts.append(None if array is None else array[feature.place])
-            if any(parameter.requires_grad for parameter in block.parameters):
+            if any(parameter.trains for parameter in block.parameters):
                 sums = _sums_in_graph(block, gradients) if in_graph else _sums(block, parts)
             is_complete = all(part is not None for part in parts)
             for lookup, parameter in zip(block.lookups, block.parameters, strict=True):
                 used: Lookup | None = lookup if is_complete else _used(block, lookup, parts)
-                if not parameter.requires_grad:
+                if not parameter.trains:
                     used = None
                 of_parameters.append(used and parameter.bring(used, sums[used.places]))
             for feature, rows, part in zip(block.features, block.rows_of_features(), parts, strict=True):
