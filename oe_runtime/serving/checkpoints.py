@@ -77,6 +77,9 @@ class ServedCheckpoints:
         self._fetched = ""  # the digest of the newest manifest there
         self._known: ServedCheckpoint | None = None
         self._stamp: object = None  # of its manifest, which need not be read again
+        self._times: object = None  # of the directories at the last look of `stamp`
+        self._look_again = False
+        self._newest_stamp: object = None
         self._without_rows: dict[Path, object] = {}  # the same of checkpoints whose rows are not in files
         if remote_files.is_remote(name):
             self._remote = RemotePath(str(name).rstrip("/"))
@@ -105,10 +108,21 @@ class ServedCheckpoints:
         return next((one for one in (self.directory, self.directory.parent) if is_run(one)), None)
 
     def stamp(self) -> object:
-        """Return what differs once there is another checkpoint; None for a URL, which is asked instead."""
+        """Return what differs once another checkpoint is the newest; None for a URL, which is asked instead.
+
+        A checkpoint under way, the removal of old ones, and other files of a run change the directories too.
+        """
         if self._remote is not None:
             return None
-        return [checkpoint.stamp(path) for path in (self.directory, self.directory / "checkpoints")]
+        places = (self.directory, self.directory / "checkpoints")
+        times = [checkpoint.stamp(path) for path in places]
+        if times != self._times or self._look_again:
+            # A second time, because a file system's clock ticks: there may be two changes at one time.
+            self._look_again = times != self._times
+            self._times = times
+            newest = [path for place in places for path in checkpoint.published(place)[-1:]]
+            self._newest_stamp = [(path, checkpoint.stamp(path / checkpoint.MANIFEST)) for path in newest]
+        return self._newest_stamp
 
     def _fetch(self, remote: RemotePath) -> None:
         there, names = locate(remote)

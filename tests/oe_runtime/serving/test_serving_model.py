@@ -156,6 +156,34 @@ def test_a_watched_directory_is_read_only_after_a_change(training, export, monke
             time.sleep(0.01)
 
 
+def test_a_follower_wakes_when_a_checkpoint_is_published_and_not_in_its_middle(tmp_path):
+    directory, seen = tmp_path / "checkpoints", []
+    watched = ServedCheckpoints(tmp_path)
+
+    def write(path):
+        (path / "rows").write_text("…")
+        seen.append(watched.stamp())
+        return {}
+
+    first = checkpoint.publish(directory, 1, write)
+    before = watched.stamp()
+    assert seen[-1] != before
+    checkpoint.publish(directory, 2, write)
+    after = watched.stamp()
+    assert (seen[-1] == before, after != before) == (True, True)
+    (tmp_path / "progress.json").write_text("{}")
+    shutil.rmtree(first)
+    assert watched.stamp() == watched.stamp() == after
+    checkpoint.remove_from(directory, 2)
+    checkpoint.publish(directory, 2, write)  # training went back
+    assert watched.stamp() != after
+    # Two changes within one tick of the file system's clock.
+    last, tick = watched.stamp(), directory.stat()
+    checkpoint.publish(directory, 3, write)
+    os.utime(directory, ns=(tick.st_atime_ns, tick.st_mtime_ns))
+    assert watched.stamp() != last
+
+
 def test_one_that_was_away_catches_up_by_the_cheaper_way(training, export, monkeypatch):
     x, _ = batch(16)
     training.fit()
