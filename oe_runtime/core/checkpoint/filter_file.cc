@@ -26,10 +26,6 @@ constexpr uint32_t kFormat = 1;
 constexpr uint32_t kLargestHeader = 1U << 20;
 constexpr size_t kBlockBytes = size_t{1} << 20;
 
-[[noreturn]] void Damaged(const std::string& file, const std::string& what) {
-  throw CheckpointError(file + " is damaged: " + what + "; restore from another checkpoint");
-}
-
 // One file's bytes from its beginning, hashed as they are read.
 class HashedReader {
  public:

@@ -11,6 +11,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/checkpoint/open_file.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/thread_pool.h"
 
@@ -29,10 +30,6 @@ constexpr size_t kSyncsAtOnce = 8;
 constexpr uint64_t kLargestRowBytes = uint64_t{16} * kLargestDim * sizeof(double);
 
 std::string ErrnoText(int number) { return std::strerror(number); }
-
-[[noreturn]] void Damaged(const std::string& file, const std::string& what) {
-  throw CheckpointError(file + " is damaged: " + what + "; restore from another checkpoint");
-}
 
 size_t RowBytes(const TableFileInfo& info) { return sizeof(Key) + info.row_bytes; }
 
@@ -329,15 +326,7 @@ void TableFileReader::ReadAt(uint64_t at, void* data, size_t size) const {
     std::memcpy(data, in_.content.data() + at, size);
     return;
   }
-  auto* to = static_cast<char*>(data);
-  for (size_t done = 0; done < size;) {
-    const auto from = static_cast<off_t>(in_.offset + at + done);
-    const ssize_t got = ::pread(in_.file.get(), to + done, size - done, from);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw CheckpointError("cannot read " + info_.file + ": " + ErrnoText(errno));
-    if (got == 0) Damaged(info_.file, "it ends too early");
-    done += static_cast<size_t>(got);
-  }
+  oe::ReadAt(in_.file, info_.file, in_.offset + at, data, size);
 }
 
 void TableFileReader::Read(void* data, size_t size) {

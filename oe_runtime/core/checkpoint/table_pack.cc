@@ -23,10 +23,6 @@ constexpr uint32_t kFormat = 1;
 constexpr uint32_t kLargestIndex = 64U << 20;
 constexpr size_t kFixed = kMagic.size() + 2 * sizeof(uint32_t);
 
-[[noreturn]] void Damaged(const std::string& pack, const std::string& what) {
-  throw CheckpointError(pack + " is damaged: " + what + "; restore from another checkpoint");
-}
-
 void PutNumber(uint64_t value, std::string* to) {
   to->append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
@@ -48,13 +44,7 @@ Number Take(std::string_view* from, const std::string& pack) {
 
 std::string ReadAt(const File& file, const std::string& name, uint64_t offset, size_t size) {
   std::string content(size, '\0');
-  for (size_t at = 0; at < size;) {
-    const ssize_t got = ::pread(file.get(), &content[at], size - at, static_cast<off_t>(offset + at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw CheckpointError("cannot read " + name + ": " + std::strerror(errno));
-    if (got == 0) Damaged(name, "it ends too early");
-    at += static_cast<size_t>(got);
-  }
+  oe::ReadAt(file, name, offset, content.data(), size);
   return content;
 }
 
