@@ -312,7 +312,7 @@ void SlotStore::Upkeep() noexcept {
   while (cache_ && cache_->wants_upkeep()) {
     const std::unique_lock<FairSharedMutex> lock(mutex());
     cache_->Upkeep(&index());
-    for (const Key key : cache_->TakeDamaged()) (void)CheckQuietly(key);
+    for (const Key key : cache_->TakeDamaged()) CheckQuietly(key);
   }
 }
 

@@ -422,17 +422,22 @@ bool Table::TakeIn(const LogReads& reads, bool ahead) const {
 }
 
 // Looks after rows that are damaged or could not be read. With moves_mutex, if they are of a log, and without
-// a lock of a shard. With a line to the standard error the rows stay, to be found again, while pushes are
-// kept away, as by a checkpoint; where the drive does not give them back; and beyond the limit of
-// Damage::RequireFew.
-void Table::CheckRows(const std::vector<Key>& keys) const {
-  if (keys.empty()) return;
+// a lock of a shard. Rows stay while pushes are kept away, as by a checkpoint; where the drive does not give
+// them back; and beyond the limit of Damage::RequireFew: then with a line to the standard error, the first of
+// which is returned.
+std::optional<std::string> Table::CheckRows(const std::vector<Key>& keys) const {
+  std::optional<std::string> first;
+  const auto stays = [&](const std::string& why) {
+    damage_->Say(why);
+    if (!first) first = why;
+  };
+  if (keys.empty()) return first;
   const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
   if (!push_lock) {
-    damage_->Say("table '" + spec_.name + "': " + std::to_string(keys.size()) +
-                 " rows are damaged, the first of them of key " + std::to_string(keys.front()) +
-                 "; they are looked after when they are pushed or read again");
-    return;
+    stays("table '" + spec_.name + "': " + std::to_string(keys.size()) +
+          " rows are damaged, the first of them of key " + std::to_string(keys.front()) +
+          ", and cannot be removed beside a checkpoint, a save or an eviction; read them again");
+    return first;
   }
   try {
     const RowLog::Room room = content_->store().RoomFor(2 * keys.size(), RowLog::Need::kWriteBack);
@@ -442,16 +447,18 @@ void Table::CheckRows(const std::vector<Key>& keys) const {
       try {
         map.CheckRow(key);
       } catch (const StorageError& error) {
-        damage_->Say(error.what());
+        stays(error.what());
       }
     }
   } catch (const StorageError& error) {  // there is no room to note it
-    damage_->Say(error.what());
+    stays(error.what());
   }
+  return first;
 }
 
 // Before rows of a pool are read that nobody has looked at since a recovery, which reads none: what of them
-// a drive has lost behind a lie would be taken for rows. Without a lock of a shard.
+// a drive has lost behind a lie would be taken for rows. Without a lock of a shard. Throws StorageError for
+// damaged rows that stay.
 void Table::CheckUnread(uint32_t shard, const Key* keys, size_t n) const {
   const RowMap& map = *content_->shards[shard];
   if (n == 0 || !map.store().unchecked()) return;
@@ -460,7 +467,7 @@ void Table::CheckUnread(uint32_t shard, const Key* keys, size_t n) const {
     const std::shared_lock<FairSharedMutex> lock(map.mutex());
     map.FindDamaged(keys, n, &damaged);
   }
-  CheckRows(damaged);
+  if (const std::optional<std::string> why = CheckRows(damaged)) throw StorageError(*why);
 }
 
 // Room for so many appends to the log, if there is one, for a call on these keys. Without a lock of a shard.

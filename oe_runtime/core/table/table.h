@@ -266,7 +266,7 @@ class Table {
   // may evict for it, once as a tombstone.
   size_t AppendsOf(size_t n) const { return (eviction_.capped() ? 6 : 2) * n; }
   bool TakeIn(const LogReads& reads, bool ahead) const;
-  void CheckRows(const std::vector<Key>& keys) const;
+  std::optional<std::string> CheckRows(const std::vector<Key>& keys) const;
   void CheckUnread(uint32_t shard, const Key* keys, size_t n) const;
   bool ScrubLog(ScrubPosition* position, uint64_t* bytes);
   void RequireWhole() const;

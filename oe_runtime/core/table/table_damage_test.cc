@@ -202,11 +202,42 @@ TEST_P(TableDamageTest, ARecoveredRowIsCheckedBeforeItIsRead) {
   EXPECT_NE(log.find("the row of key 77 is damaged"), std::string::npos) << log;
   EXPECT_EQ(table->damage_counts().quarantined, 2U);
   EXPECT_EQ(Row(*table, 7), Written(7));
+  // Nor is one given out that has to stay.
+  constexpr Key kThird = 99;
+  Flip(RowPlace(kThird), 30);
+  {
+    const std::unique_lock<FairSharedMutex> checkpoint(*table->push_lock());
+    const char* const says =
+        "table 't': 1 rows are damaged, the first of them of key 99, and cannot be removed beside a "
+        "checkpoint, a save or an eviction; read them again";
+    EXPECT_EQ(MessageOf<StorageError>([&] { (void)Row(*table, kThird); }), says);
+    EXPECT_EQ(MessageOf<StorageError>(
+                  [&] { table->ReadRows(&kThird, 1, row.data(), nullptr, &found, nullptr, {}); }),
+              says);
+  }
+  EXPECT_EQ(Row(*table, kThird), Fresh(kThird));
+  EXPECT_EQ(table->damage_counts().quarantined, 3U);
   // A pass of the background check ends that.
   Scrub(table.get());
   Flip(RowPlace(7), 30);
   EXPECT_NE(Row(*table, 7), Written(7));
-  EXPECT_EQ(table->damage_counts().quarantined, 2U);
+  EXPECT_EQ(table->damage_counts().quarantined, 3U);
+}
+
+TEST_P(TableDamageTest, RecoveredRowsBeyondTheLimitAreNotRead) {
+  MakePool();
+  const std::string file = RowPlace(kDamaged).file;
+  const std::string all = ReadAll(file);
+  SegmentHeader header{};
+  std::memcpy(&header, all.data(), sizeof header);
+  const std::string nothing(all.size() - header.rows_offset, '\xff');
+  Write(file, header.rows_offset, nothing.data(), nothing.size());
+  const auto table = Open();
+  testing::internal::CaptureStderr();
+  const std::string message = MessageOf<StorageError>([&] { (void)Rows(*table); });
+  (void)testing::internal::GetCapturedStderr();
+  EXPECT_NE(message.find("table 't': too many rows are damaged: 1024 of about"), std::string::npos)
+      << message;
 }
 
 TEST_P(TableDamageTest, RepeatedKeysInAPushToADamagedRow) {
