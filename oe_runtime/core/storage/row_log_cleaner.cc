@@ -71,7 +71,8 @@ std::vector<uint32_t> RowLog::Victims(Effort effort) {
     if (segment.live == 0 && segment.tombstones == 0) continue;  // free with the next commit
     if (RowsToMove(segment) + least >= segment_rows_) continue;
     const double used = static_cast<double>(RowsToMove(segment)) / segment_rows_;
-    const auto age = static_cast<double>(last_use_ - segment.use + 1);
+    // Of those from before a recovery, which leaves uses out, nobody knows how old they are.
+    const auto age = static_cast<double>(std::min(last_use_ - segment.use + 1, 4 * segments_.size()));
     found.emplace_back(-(1 - used) / (1 + used) * age, i);
   }
   const uint32_t oldest = HoldsTombstones();
