@@ -313,8 +313,12 @@ class SharedInput:
 
     @contextlib.contextmanager
     def paused_queue(self) -> Iterator[dict[str, Any]]:
-        """Run the block between the steps of all workers, with the queue's state for a checkpoint."""
+        """Run the block between the steps of all workers, with the queue's state for a checkpoint.
+
+        Raises as `raise_losses`: who lost a server, or failed, in its push notes it before it lets go of it.
+        """
         with self.between_steps():
+            self.raise_losses()
             yield self._queue.save()
 
     @contextlib.contextmanager

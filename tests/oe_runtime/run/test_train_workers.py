@@ -1,9 +1,11 @@
 """The trainer with several workers: losses of one, ends agreed by all, another number of them at --resume."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from oe_runtime.client import Client
 from oe_runtime.data import Split, open_source
 from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.run.options import parse
-from oe_runtime.run.shared_input import SharedInput
+from oe_runtime.run.shared_input import LostInPush, SharedInput
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.shared_values import SharedValues
 from oe_runtime.support.horovod import Started, exchange
@@ -238,17 +240,21 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
     server.stop()
 
 
-@pytest.mark.process
-def test_a_worker_that_alone_was_cut_off_takes_all_back(tmp_path: Path) -> None:
-    """Its host was unreachable: the servers and the other worker have not noticed."""
+Two = tuple[SharedInput, SharedInput, list[SharedValues]]
+TARGET = {"path": "checkpoint"}
+
+
+@contextlib.contextmanager
+def two_inputs(tmp_path: Path, *flags: str) -> Iterator[Two]:
+    """Two workers' ends of a queue that has begun, and their connections."""
     excerpt = Path(__file__).parents[1] / "data" / "criteo_200.tsv"
     (tmp_path / "rows.tsv").write_bytes(excerpt.read_bytes())
-    flags = ["--data", str(tmp_path / "rows.tsv"), "--servers", "a:1", "--workqueue", "--batch-size", "50"]
-    options = parse([*flags, "--run-dir", str(tmp_path / "run"), "--workers", "a:1,b:2", "--rank", "0"])
+    words = ["--data", str(tmp_path / "rows.tsv"), "--servers", "a:1", "--workqueue", "--batch-size", "50"]
+    words += ["--run-dir", str(tmp_path / "run"), "--workers", "a:1,b:2", "--rank", "0", *flags]
+    options = parse(words)
     source, split = open_source(options.data), Split(0.1)
     server = ServerProcess(tmp_path / "server")
     ends = [SharedValues([server.endpoint]) for _ in range(2)]
-    target = {"path": "checkpoint"}
     with StopRequest(with_parent=False) as stop, ThreadPoolExecutor(1) as pool:
         one, two = (
             SharedInput(replace(options, rank=rank), source, split, stop, values)
@@ -256,8 +262,20 @@ def test_a_worker_that_alone_was_cut_off_takes_all_back(tmp_path: Path) -> None:
         )
         begun = pool.submit(two.await_begin)
         assert one.await_others() == []
-        one.begin(None, target, b"weights")
-        assert begun.result(60) == (target, b"weights")
+        one.begin(None, TARGET, b"weights")
+        assert begun.result(60) == (TARGET, b"weights")
+        try:
+            yield one, two, ends
+        finally:
+            for values in ends:
+                values.close()
+            server.stop()
+
+
+@pytest.mark.process
+def test_a_worker_that_alone_was_cut_off_takes_all_back(tmp_path: Path) -> None:
+    """Its host was unreachable: the servers and the other worker have not noticed."""
+    with two_inputs(tmp_path) as (one, two, _), ThreadPoolExecutor(1) as pool:
         assert not one.is_losing()
         work, *_ = next(two.work(1))
         two.hold()  # in its push
@@ -268,12 +286,33 @@ def test_a_worker_that_alone_was_cut_off_takes_all_back(tmp_path: Path) -> None:
             one.raise_losses()
         assert one.await_others() == []
         with one.between_steps():
-            one.begin(None, target, b"weights")
-        assert begun.result(60) == (target, b"weights")
+            one.begin(None, TARGET, b"weights")
+        assert begun.result(60) == (TARGET, b"weights")
         assert next(one.work(1))[0] == work
-    for values in ends:
-        values.close()
-    server.stop()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+@pytest.mark.parametrize("way", ["was lost", "failed"])
+def test_no_checkpoint_has_a_torn_push(way: str, policy: str, tmp_path: Path) -> None:
+    """Some servers may have it; all go back, or the job ends."""
+    error = WorkerLost if policy == "stop" else LostInPush
+    with two_inputs(tmp_path, "--on-worker-lost", policy) as (one, two, ends):
+        two.hold()
+        if way == "was lost":
+            ends[1].close()
+        else:
+            with pytest.raises(ZeroDivisionError), two.sharing_losses():
+                _ = 1 // 0  # of the program's own
+        with pytest.raises(error, match=f"^worker 1 {way} in its push$"), one.paused_queue():
+            pass
+        with pytest.raises(error, match=f"^worker 1 {way} in its push$"):
+            one.raise_losses()
+        if (way, policy) == ("was lost", "continue"):  # who goes back is not kept from it
+            assert one.await_others() == [1]
+            with one.between_steps():
+                one.begin(None, TARGET, b"weights")
+            one.raise_losses()
 
 
 @pytest.mark.parametrize(
