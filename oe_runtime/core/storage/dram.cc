@@ -1,5 +1,6 @@
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -12,6 +13,13 @@ namespace {
 constexpr size_t kAlignment = 256;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
+
+// How much an arena of `bytes` maps next. Its last segment counts as a whole, and an arena may have many
+// segments, since they are no files: from 16 MiB on, each has whole huge pages, and at most a page and 2 %
+// are unused.
+size_t NextOfArena(uint64_t bytes) {
+  return std::min(NextSegment(bytes), RoundUp(static_cast<size_t>(bytes / 64) + 1, kHugePage));
+}
 
 class Dram final : public Storage {
  public:
@@ -65,7 +73,7 @@ std::byte* Arena::Allocate(size_t bytes) {
   if (segments_.empty() || segments_.back().size - used_ < size) {
     segments_.reserve(segments_.size() + 1);  // so that a segment that was taken is never lost
     Segment segment;
-    segment.size = storage_->Take(RoundUp(size, kPage), RoundUp(NextSegment(bytes_), kPage), owner_,
+    segment.size = storage_->Take(RoundUp(size, kPage), RoundUp(NextOfArena(bytes_), kPage), owner_,
                                   [&](size_t wanted) { segment.data = storage_->MapSegment(wanted); });
     segments_.push_back(segment);
     used_ = 0;

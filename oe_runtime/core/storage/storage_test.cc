@@ -102,6 +102,19 @@ TEST_P(StorageTest, RowsOfAnySizeAreDisjointAndStay) {
   }
 }
 
+// What a server reports as the memory of its rows.
+TEST(StorageInDramTest, AnArenaOfAnySizeHasLittleThatNoBlockUses) {
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  constexpr uint64_t kBlock = uint64_t{32} << 10;
+  const auto storage = Storage::Open(StorageSpec{});
+  const auto arena = storage->NewArena("t");
+  for (uint64_t used = kBlock; used <= 600 * kMiB; used += kBlock) {
+    (void)arena->Allocate(kBlock);
+    if (used < 16 * kMiB) continue;
+    ASSERT_LE(arena->bytes(), used + used / 50 + 2 * kMiB) << used;
+  }
+}
+
 TEST_P(StorageTest, BlocksAreAlignedAndLittleIsWasted) {
   const auto storage = Storage::Open(Spec());
   const uint64_t before = storage->bytes();
