@@ -141,19 +141,23 @@ class Faults {
     CutPower(server, random_.Below(kSecond));
   }
 
-  // Of one, or of all; at any time, between two writes, or while a server that was killed recovers.
+  // Of one, or of all; at any time, between two writes, or while a server that was killed recovers, or while
+  // one goes back to a checkpoint because another one was killed.
   void CutPower(uint32_t server, uint64_t off) {
     const bool all = random_.OneIn(3);
-    const bool recovers = random_.OneIn(4) && cluster_->is_up(server);
+    const bool kills = random_.OneIn(3);
+    const uint32_t killed = random_.OneIn(2) ? server : (server + 1) % swarm_.servers;
+    const bool recovers = kills && cluster_->is_up(server) && cluster_->is_up(killed);
     if (recovers) {
       const std::lock_guard<std::mutex> lock(repairs_);
-      cluster_->EndServer(server, End::kKill);
-      cluster_->StartServer(server);
+      cluster_->EndServer(killed, End::kKill);
+      cluster_->StartServer(killed);
     }
     if (recovers || random_.OneIn(2)) {
       const bool syncs = random_.OneIn(2);
       const uint64_t steps = random_.Between(1, syncs ? 20 : 300);
-      AwaitWrites(cluster_->process(server), syncs, steps, Now() + 3 * kSecond);
+      const uint64_t most = killed == server ? 3 * kSecond : 10 * kSecond;  // all workers connect again first
+      AwaitWrites(cluster_->process(server), syncs, steps, Now() + most);
     }
     for (uint32_t i = 0; i < swarm_.servers; ++i) {
       if ((i != server && !all) || !cluster_->is_up(i)) continue;
