@@ -212,7 +212,7 @@ class SlotStore final : public RowStore {
   void ReserveLists();
 
   Pool* const pool_;
-  uint32_t epoch_;
+  std::atomic<uint32_t> epoch_;  // pulls of unchecked rows read it while a checkpoint closes it
   uint64_t size_ = 0;
   uint64_t limit_ = 0;        // rows up to which MakeRoom() need not look again
   uint64_t opened_size_ = 0;  // rows when the open epoch began
