@@ -52,7 +52,7 @@ KeptCheckpoint GoBack(std::optional<uint64_t> id, const std::string& table, RowL
 
 // By a recovery. What was written since the commit lies there still, in as many segments as there are at
 // most, each of one use more. Where segments that are taken later had these uses again, such a chunk would
-// pass for one that the drive has lost, and rows older than those of the checkpoint would count. So they have
+// pass for one that the drive has lost, and what the crash undid would count as the checkpoint. So they have
 // others, in their lowest bits too (RowLogSuper::uses), and most probably even if the superblock of the
 // recovery is lost before a second crash.
 uint64_t UsesLeftOut(uint64_t segments) {
