@@ -410,7 +410,7 @@ TEST(SessionsTest, OthersMayTakeThePlacesOfWorkersThatAreAllAway) {
     Step(first.get());
     other.get();
     behind.proxy.CutAll();
-    EXPECT_EQ(AwaitStat(behind.server(), "/connections/away", 2), 2U);
+    EXPECT_GE(AwaitStat(behind.server(), "/connections/away", 2), 2U);  // those of an earlier step count, too
   };
   step();
   step();
