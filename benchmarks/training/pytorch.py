@@ -24,6 +24,8 @@ from processes import run, server
 from reporting import RESULTS, append, gib, header, lines_of, measured, table, when
 from vocabularies import FIELDS, INTEGERS, SPARE, available_bytes, batches, result, samples_per_second, speed
 
+from oe_runtime.support.argument_types import count
+
 STOCK = "torch.nn, sparse=True"
 DENSE = "the dense part alone"  # what no embedding can be faster than
 KINDS = (STOCK, "in process", "served", "collection", "collection, served", DENSE)
@@ -44,7 +46,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--batch-size", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=5, help="of training in each run")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=count(1), default=2)
     parser.add_argument("--parts", type=Path, default=PARTS, help="where the lines are kept")
     parser.add_argument("--report", action="store_true", help="write the table, and measure nothing")
     parser.add_argument(
