@@ -319,11 +319,18 @@ def test_a_running_job_goes_on_with_other_servers(
     assert "goes on with its servers as before" in said
     assert (record.read(job).phase, record.read(job).servers) == ("running", before.servers)
 
+    make = run._Run._make
+
+    def slowly(*arguments: Any, **options: Any) -> None:
+        time.sleep(0.5)  # in which who follows the job must not take its objects for deleted ones
+        make(*arguments, **options)
+
     stop = StopRequest()
     watcher = run._Run(Api(before.context), job, JobTerminal(), tmp_path / "state", stop)
     thread = threading.Thread(target=watcher._watch)
     thread.start()
     capsys.readouterr()
+    monkeypatch.setattr(run._Run, "_make", slowly)
     assert oeprov(*scale, "4") == 0
     assert f"{job.id}: {before.servers} → 4 servers; training paused 4.2 s" in capsys.readouterr().out
     now = record.read(job)

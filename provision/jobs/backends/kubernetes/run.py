@@ -213,16 +213,21 @@ class _Run:
         self.flag = state_flag(state_dir)
         self.left: list[str] = []  # objects that could not be deleted
 
-    def make(self, notes: Sequence[str], changes: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Make the job's objects; then its record gets the ``changes``."""
+    def make(
+        self, notes: Sequence[str], changes: Mapping[str, Any] = MappingProxyType({}), failed: str = "failed"
+    ) -> None:
+        """Make the job's objects; then its record gets the ``changes``; ``failed``: its phase otherwise."""
         for note in notes:
             self._say(f"[dim]note[/]     {escape(note)}")
-        before = self.record.phase
-        self._note("running")
-        self._make(fallback="done" if before == "done" else "failed")
+        # Who follows a job that is scaled takes objects that "running" promises for deleted ones, and would
+        # delete the rest.
+        if self.record.phase != "scaling":
+            failed = "done" if self.record.phase == "done" else failed
+            self._note("running")
+        self._make(failed)
         counted = {"servers": record.servers(self.documents)}
         self.record = self.record.model_copy(update={**changes, **counted})
-        record.write(self.job, self.record)
+        self._note("running")
 
     def follow(self, *, detach: bool) -> int:
         """Follow the job that was made to its end, unless it is to run by itself; the exit code."""
@@ -352,7 +357,7 @@ class _Run:
             checks.rehearse(self.cluster, [_secret(self.job), *documents])
             with record.rewritten(self.job, manifests.render(plan, documents)):
                 self._take(documents)
-                self.make([_REBUILT], changes)
+                self.make([_REBUILT], changes, failed="scaling")
         except TrainingError as error:
             self._take(before)
             self.make([])
