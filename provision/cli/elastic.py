@@ -26,7 +26,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 HostName = Annotated[str, typer.Argument(metavar="HOST", help="A host of the inventory.", show_default=False)]
 
 
-def _asking(*, yes: bool, as_json: bool) -> Callable[[str], bool]:
+def asking(*, yes: bool, as_json: bool) -> Callable[[str], bool]:
     """What asks the user; TrainingError where nobody can answer."""
 
     def confirm(question: str) -> bool:
@@ -81,7 +81,7 @@ def scale(
     return registry.backend_of(found).scale(
         found,
         lambda: open_inventory(inventory or Path(found.spec().inventory), limit, state_dir),
-        ScaleOptions(_asking(yes=yes, as_json=as_json), servers),
+        ScaleOptions(asking(yes=yes, as_json=as_json), servers),
         state_dir=state_dir,
         screen=JobTerminal(as_json=as_json),
     )
@@ -105,7 +105,7 @@ def drain(
     from provision.jobs import draining
 
     found = open_inventory(inventory, None, state_dir)
-    confirm = _asking(yes=yes, as_json=False)
+    confirm = asking(yes=yes, as_json=False)
     return draining.drain(found, host, confirm, state_dir=state_dir, screen=JobTerminal())
 
 

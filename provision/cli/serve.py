@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from provision.cli.elastic import Yes, asking
 from provision.cli.options import DEFAULT_STATE_DIR, Json, StateDir, WithScriptArguments, script_words
 
 START = "start"  # the command that `oeprov serve MODEL` means
@@ -90,6 +91,7 @@ def start(
         bool,
         typer.Option("--print", help="Only print the Kubernetes manifests, for a job that runs there."),
     ] = False,
+    yes: Yes = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
@@ -98,6 +100,7 @@ def start(
     They serve the newest checkpoint of the job or run, also while it trains, and are started again when they
     end. `oeprov status`, `oeprov logs` and `oeprov stop` work on them. Words after a lone -- are options of
     each `python -m oe_runtime.serve`, such as -- --refresh-seconds 1. Files are where the replicas run.
+    A job on Kubernetes gets a Deployment and a Service; to serve it again changes them, and asks first.
     """
     from provision.cli.views.replicas import show
     from provision.cli.views.training import JobTerminal
@@ -121,6 +124,7 @@ def start(
         start_timeout=start_timeout,
         files={name: value for name, value in files.items() if value is not None},
         arguments=script_words(context) or (),
+        confirm=asking(yes=yes, as_json=as_json),
     )
     if show_manifests:
         typer.echo(served.manifests(options, state_dir=state_dir), nl=False)

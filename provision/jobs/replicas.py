@@ -286,7 +286,9 @@ def roll_back(state_dir: Path, name: str | None, step: int | None, *, newest: bo
 
 
 def urls(job: Job, report: dict[str, Any]) -> list[str]:
-    """Where each replica answers requests for the model."""
+    """Where each replica answers requests for the model, or all do."""
+    if "urls" in report:
+        return list(report["urls"])
     spec = job.spec()
     start, end = f"{scheme(spec.processes[0].argv)}://", f"/v1/models/{spec.settings['name']}"
     return [f"{start}{item['endpoint']}{end}" for item in report["processes"] if item["endpoint"]]

@@ -75,6 +75,7 @@ class ServeOptions:
     start_timeout: int = 600
     files: Mapping[str, str] = field(default_factory=dict)  # of each process, by its flag's name
     arguments: Sequence[str] = ()  # likewise, as they are
+    confirm: Callable[[str], bool] | None = None  # asks the user before replicas that run are changed
 
     def with_paths(self, *, here: bool) -> ServeOptions:
         """Turn the files into arguments, for processes on this machine or elsewhere. Raises TrainingError."""

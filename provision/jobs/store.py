@@ -198,6 +198,15 @@ class Job:
         return self.directory / BACKENDS[place][0]
 
     @property
+    def served(self) -> str:
+        """The name in requests of the model that its replicas serve; empty for a job without replicas."""
+        if self.place != "hosts":  # its record says it
+            return str(_read_object(self.record_file(self.place)).get("model") or "")
+        with contextlib.suppress(TrainingError):
+            return str(self.spec().settings["name"]) if self.spec().is_serving else ""
+        return ""
+
+    @property
     def broken(self) -> str:
         """Why nothing can be read of it; empty otherwise."""
         if not os.access(self.directory, os.R_OK | os.X_OK):
@@ -474,7 +483,7 @@ def find_trained(state_dir: Path, name: str | None) -> Job:
     if name is None:
         for job in reversed([job for job in directories(state_dir) if not job.broken]):
             with contextlib.suppress(TrainingError):
-                if job.place == "hosts" and not job.spec().has_worker:
+                if job.served or (job.place == "hosts" and not job.spec().has_worker):
                     continue
             return job
     return find(state_dir, name)
@@ -499,6 +508,12 @@ def choose(found: list[Job], name: str | None, place: Path) -> Job:
     words = [word for job in found for word in (job.name, job.id)]
     why = why_not_one("job", name, [job.id for job in meant], [job.id for job in found], place, words)
     raise TrainingError(why if meant else f"{why}; `oeprov jobs` lists them")
+
+
+def replicas_id(job_id: str) -> str:
+    """The id of a job's replicas where it has no others: NAME-serving-STAMP."""
+    name = _STAMP.sub("", job_id)
+    return f"{name}-serving{job_id.removeprefix(name)}"
 
 
 def modified(path: Path) -> int:

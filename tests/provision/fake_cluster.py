@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +33,8 @@ class FakeCluster:
         self.refused: dict[str, tuple[int, str]] = {}  # kind → what POST answers
         self.busy = 0  # how many more questions about pods it is too busy to answer
         self.posts: list[str] = []  # kinds that were really made
+        self.patches: list[str] = []  # kinds that were really changed
+        self.broken: dict[str, str] = {}  # word of a replica's command line → the error with which it ends
         self.lock = threading.RLock()
         self.objects: dict[str, Document] = {
             f"/api/v1/namespaces/{namespace}": {},
@@ -86,6 +89,8 @@ class FakeCluster:
                     place = f"{path.replace('apis/apps', 'api').rpartition('/')[0]}/persistentvolumeclaims"
                     full = f"{claim['metadata']['name']}-{name}-{index}"
                     self.objects[f"{place}/{full}"] = {"kind": "PersistentVolumeClaim"}
+        if body["kind"] == "Deployment":
+            self._roll(path, body)
         if body["kind"] == "Job":
             self._pod(f"{name}-0-x7k2p", body["spec"]["template"], ready=False)
             if self.worker == "failed" and self.images:
@@ -101,6 +106,38 @@ class FakeCluster:
                     "message": "Job has reached the specified backoff limit",
                 }
                 body["status"] = {"conditions": [condition]}
+
+    def _roll(self, path: str, body: Document) -> None:
+        """Give a Deployment its pods; of another template than before new ones, if these can start."""
+        meta, wanted, template = body["metadata"], body["spec"]["replicas"], body["spec"]["template"]
+        meta["generation"] = meta.get("generation", 0) + 1
+        digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:8]
+        name, before = meta["name"], [item for item in self.pods if item.startswith(f"{meta['name']}-")]
+        kept = [item for item in before if item.startswith(f"{name}-{digest}-")]
+        words = template["spec"]["containers"][0]["args"]
+        if error := next((text for word, text in self.broken.items() if word in words), ""):
+            self._pod(f"{name}-{digest}-x", template, ready=False)
+            ended = {"exitCode": 1, "reason": "Error", "message": f"error: {error}\n"}
+            self.pods[f"{name}-{digest}-x"]["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+            body["status"] = {"observedGeneration": meta["generation"], "replicas": len(before) + 1}
+            return
+        for item in [item for item in before if item not in kept] + kept[wanted:]:
+            del self.pods[item]
+        for number in range(wanted):
+            self.logs.setdefault(f"{name}-{digest}-{number}", ["serving /shared/run"])
+            if f"{name}-{digest}-{number}" not in self.pods:
+                self._pod(f"{name}-{digest}-{number}", template, ready=self.images)
+        names = ["replicas", "updatedReplicas"]
+        names += ["availableReplicas", "readyReplicas"] if self.images else []
+        body["status"] = {"observedGeneration": meta["generation"], **dict.fromkeys(names, wanted)}
+
+    def merge(self, path: str, patch: Document) -> Document:
+        """What a merge patch makes of an object."""
+        found: Document = _merged(self.objects[path], patch)
+        self.objects[path] = found
+        if found["kind"] == "Deployment":
+            self._roll(path, found)
+        return found
 
     def _pod(self, name: str, template: Document, *, ready: bool) -> None:
         container: Document = {"name": "main", "restartCount": 0, "state": {"running": {}}}
@@ -123,12 +160,25 @@ class FakeCluster:
         body = self.objects.pop(path, None)
         if body is None:
             return False
-        gone = body["metadata"]["name"] if body.get("kind") in ("StatefulSet", "Job") else None
+        gone = body["metadata"]["name"] if body.get("kind") in ("StatefulSet", "Job", "Deployment") else None
         for name in [item for item in self.pods if gone and item.startswith(f"{gone}-")]:
             if name in self.logs:
                 self.logs[name].append("stopped (SIGTERM) after step 40: checkpoint step-0000000040")
             del self.pods[name]
         return True
+
+
+def _merged(found: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return patch
+    result = {**found} if isinstance(found, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merged(result.get(key), value)
+    return result
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -214,6 +264,21 @@ class _Handler(BaseHTTPRequestHandler):
             if "dryRun" not in parse_qs(parts.query):
                 cluster.made(parts.path, body)
             return self.answer(201, body)
+
+    def do_PATCH(self) -> None:
+        parts, cluster = urlsplit(self.path), self.cluster
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.headers["Content-Type"] != "application/merge-patch+json":
+            return self.fail(415, f"the body of the request was in an unknown format: {parts.path}")
+        with cluster.lock:
+            if body["kind"] in cluster.refused:
+                return self.fail(*cluster.refused[body["kind"]])
+            if parts.path not in cluster.objects:
+                return self.not_found(parts.path)
+            if "dryRun" in parse_qs(parts.query):
+                return self.answer(200, _merged(cluster.objects[parts.path], body))
+            cluster.patches.append(body["kind"])
+            return self.answer(200, cluster.merge(parts.path, body))
 
     def do_DELETE(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))

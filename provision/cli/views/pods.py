@@ -29,7 +29,7 @@ def show(reports: list[dict[str, Any]], console: Console, flag: str) -> None:
                 say(console, f"{mark} {pod['name']}: {escape(pod['trouble'])}")
         if item["state"] != "running" and item["pods"]:
             say(console, f"[yellow]![/] its pods still run; stop them with: oeprov stop {item['job']}{flag}")
-        elif item["state"] in ("failed", "interrupted"):
+        elif item["state"] in ("failed", "interrupted") and "source" not in item:
             say(console, f"resume with: oeprov resume {item['job']}{flag}")
 
 

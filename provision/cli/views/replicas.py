@@ -7,26 +7,33 @@ from pathlib import Path
 
 from rich.console import Console
 
-from provision.cli.views import jobs
+from provision.cli.views import jobs, pods
 from provision.cluster.state_directory import state_flag
-from provision.jobs import observing, replicas
+from provision.jobs import replicas
+from provision.jobs.backends import registry
 from provision.jobs.screen import make_console, say
 from provision.jobs.store import Job
 
 
 def show(job: Job, state_dir: Path, *, as_json: bool) -> int:
     """Print replicas, where they answer, and the next commands; returns 0."""
-    report = observing.report(job)
+    report = registry.backend_of(job).observe(job)
     urls = replicas.urls(job, report)
     if as_json:
         print(json.dumps({**report, "urls": urls}))
         return 0
     console, flag = make_console(), state_flag(state_dir)
-    console.print(f"[green]✓[/] {job.id}: {report['state']}", highlight=False)
-    for line in jobs.process_lines(report):
-        console.print(line, highlight=False, soft_wrap=True)
+    if "pods" in report:
+        pods.show([report], console, flag)
+    else:
+        console.print(f"[green]✓[/] {job.id}: {report['state']}", highlight=False)
+        for line in jobs.process_lines(report):
+            console.print(line, highlight=False, soft_wrap=True)
     for url in urls:
         say(console, f"  {url}")
+    if "pods" in report:
+        say(console, f"To stop:  oeprov stop {job.id}{flag}")
+        return 0
     say(console, "To serve an earlier step, or to stop:")
     for words in (f"serve rollback {job.id}", f"stop {job.id}"):
         say(console, f"  oeprov {words}{flag}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fake_cluster import Document, FakeCluster, all_jobs
 from test_kubernetes_manifests import VARIANTS, inventory_file
 
@@ -21,7 +22,7 @@ from provision.cluster.errors import TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import store
 from provision.jobs.backends.kubernetes import follow, record, run
-from provision.jobs.backends.kubernetes.api import Api
+from provision.jobs.backends.kubernetes.api import Api, collection
 from provision.jobs.store import Job, jobs_dir
 
 pytest.importorskip("kubernetes")
@@ -58,7 +59,8 @@ def oeprov(tmp_path: Path) -> Callable[..., int]:
             if words[0] == "launch-training"
             else []
         )
-        return cli.run([*words, *more, "--state-dir", str(tmp_path / "state")])
+        end = words.index("--") if "--" in words else len(words)
+        return cli.run([*words[:end], *more, "--state-dir", str(tmp_path / "state"), *words[end:]])
 
     return call
 
@@ -712,3 +714,132 @@ def test_an_unknown_target_of_on_is_refused(
 ) -> None:
     assert cli.run(["launch-training", "-i", str(inventory_file(tmp_path)), "--on", "moon"]) == 1
     assert "--on: found 'moon'; allowed: hosts, kubernetes, docker, podman" in capsys.readouterr().err
+
+
+DRAM = "parameter_server_storage: dram"
+
+
+def served_job(oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Job:
+    """A running job whose model can be served."""
+    assert oeprov("launch-training", "--name", "ctr", "--detach", variables=DRAM) == 0
+    capsys.readouterr()
+    return all_jobs(tmp_path / "state")[-1]
+
+
+def test_replicas_are_made_changed_observed_and_stopped(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = served_job(oeprov, tmp_path, capsys)
+    cluster.posts.clear()
+    assert oeprov("serve", "--replicas", "2", "--port", "80", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    stamp = source.id.removeprefix("ctr")
+    assert (made["job"], made["state"]) == (f"ctr-serving{stamp}", "running")
+    assert made["progress"] == "2 of 2 replicas are ready"
+    assert made["urls"] == [f"http://ctr-serving{stamp}.ads.svc:80/v1/models/{source.id}"]
+    assert cluster.posts == ["Service", "Deployment"]
+    first = {pod["name"] for pod in made["pods"]}
+    assert len(first) == 2
+
+    # The same again changes nothing; another number keeps pods, another flag replaces them.
+    serve = ("serve", source.id, "--port", "80")
+    assert oeprov(*serve, "--replicas", "2") == 0
+    assert "nothing of it changes" in capsys.readouterr().out
+    assert oeprov(*serve, "--replicas", "3") == 1
+    assert "no terminal to ask at: add --yes; nothing was changed" in capsys.readouterr().err
+    assert cluster.patches == []
+    assert oeprov(*serve, "--replicas", "3", "--yes") == 0
+    pods = {name for name in cluster.pods if "serving" in name}
+    assert (len(pods), pods > first) == (3, True)
+    assert oeprov(*serve, "--replicas", "3", "--name", "new", "--yes") == 0
+    assert "/v1/models/new" in capsys.readouterr().out
+    assert not pods & cluster.pods.keys()
+
+    # They are a job of their own, beside the training one.
+    assert oeprov("status", "--json") == 0
+    training, replicas = json.loads(capsys.readouterr().out)["jobs"]
+    assert (training["job"], replicas["job"]) == (source.id, made["job"])
+    assert {pod["role"] for pod in training["pods"]} == {"server", "worker"}
+    assert {pod["role"] for pod in replicas["pods"]} == {"replica"}
+    assert oeprov("logs", "ctr-serving") == 0
+    assert "serving /shared/run" in capsys.readouterr().out
+    for words in (("resume",), ("scale", "--servers", "1", "--yes"), ("serve",), ("serve", "--print")):
+        assert oeprov(words[0], "ctr-serving", *words[1:]) == 1
+        assert f"they serve job {source.id}; to change them" in " ".join(capsys.readouterr().err.split())
+    assert oeprov("jobs", "rm", "ctr-serving", "--yes") == 1
+    assert "stop it first" in capsys.readouterr().err
+    assert oeprov("stop") == 0
+    assert "its replicas are down" in capsys.readouterr().out
+    assert "Deployment" not in cluster.kinds()
+    assert not [name for name in cluster.pods if "serving" in name]
+    assert [name for name in cluster.pods if "-worker" in name], "the job trains on"
+    assert oeprov("status", "ctr-serving") == 0
+    assert "done" in capsys.readouterr().out
+    assert oeprov("serve") == 0, "without a name the job that trains is meant"
+    assert oeprov("stop", "ctr-serving") == 0
+    assert oeprov("jobs", "rm", "ctr-serving", "--yes") == 0
+
+
+def test_replicas_that_cannot_be_leave_nothing(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = served_job(oeprov, tmp_path, capsys)
+    kinds, name = cluster.kinds(), f"ctr-serving{source.id.removeprefix('ctr')}"
+
+    def refused(*words: str) -> str:
+        assert oeprov("serve", "ctr", *words) == 1
+        assert cluster.kinds() == kinds
+        assert [job.id for job in all_jobs(tmp_path / "state")] == [source.id]
+        return " ".join(capsys.readouterr().err.split())
+
+    cluster.denied = {("patch", "deployments"), ("create", "services")}
+    said = refused()
+    assert "no right in namespace ads to create services, patch deployments.apps; nothing was made" in said
+    cluster.denied = set()
+    cluster.refused = {"Deployment": (403, "exceeded quota: count/deployments.apps=0")}
+    assert f"the cluster would refuse deployment/{name}: exceeded quota" in refused()
+    cluster.refused = {}
+    cluster.broken = {"--refresh-seconds": "/shared/run has no checkpoint"}
+    said = refused("--", "--refresh-seconds", "1")
+    assert "ended with exit status 1: /shared/run has no checkpoint; nothing is left of it" in said
+    assert "--host ::: on Kubernetes a Service has the address" in refused("--host", "::")
+
+    # Objects of its names that another made stay as they are.
+    assert oeprov("serve", "ctr", "--print") == 0
+    *_, deployment = yaml.safe_load_all(capsys.readouterr().out)
+    Api().ask("POST", collection(deployment), deployment)
+    kinds = cluster.kinds()
+    said = refused()
+    assert f"deployment/{name} is in namespace ads already, and none of these replicas" in said
+    assert f"kubectl delete -n ads deployment/{name}; nothing was changed" in said
+
+
+def test_replicas_that_cannot_be_changed_go_on(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = served_job(oeprov, tmp_path, capsys)
+    assert oeprov("serve", "--replicas", "2") == 0
+    before = {name for name in cluster.pods if "serving" in name}
+    cluster.broken = {"--refresh-seconds": "no such flag"}
+    capsys.readouterr()
+    assert oeprov("serve", source.id, "--replicas", "2", "--yes", "--", "--refresh-seconds", "1") == 1
+    assert "no such flag; its replicas go on as before" in " ".join(capsys.readouterr().err.split())
+    assert {name for name in cluster.pods if "serving" in name} == before
+    assert oeprov("serve", source.id, "--replicas", "2") == 0
+    assert "nothing of it changes" in capsys.readouterr().out
+
+    # What was deleted from outside is told, and made again.
+    (path,) = [path for path in cluster.objects if "/deployments/" in path]
+    cluster.deleted(path)
+    assert oeprov("status", "ctr-serving") == 0
+    assert f"is no longer on the cluster; start it again: oeprov serve {source.id}" in capsys.readouterr().out
+    assert oeprov("serve", source.id, "--replicas", "2", "--yes") == 0
+    assert len([name for name in cluster.pods if "serving" in name]) == 2
+    cluster.objects[path]["metadata"]["annotations"] = {}
+    capsys.readouterr()
+    assert oeprov("serve", source.id, "--yes") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "is in namespace ads already, and none of these replicas" in said
+    assert oeprov("stop", "ctr-serving") == 0
+    assert "was made by another meanwhile; it stays" in capsys.readouterr().out
+    assert path in cluster.objects

@@ -16,6 +16,8 @@ import yaml
 from provision.cluster.errors import TrainingError
 
 Document = dict[str, Any]
+_JSON = "application/json"
+_TYPES = {"PATCH": "application/merge-patch+json"}  # of bodies, by method
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 
 
@@ -121,7 +123,7 @@ class Api:
             method,
             path,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json, */*", "Content-Type": "application/json"},
+            header_params={"Accept": "application/json, */*", "Content-Type": _TYPES.get(method, _JSON)},
             body=body,
             auth_settings=["BearerToken"],
         )
@@ -166,6 +168,14 @@ def collection(document: Document) -> str:
 def path(document: Document) -> str:
     """The path of an object."""
     return f"{collection(document)}/{document['metadata']['name']}"
+
+
+def put(cluster: Api, document: Document, *, is_there: bool, **query: Any) -> None:
+    """Make an object, or change the one that ``is_there``. Raises ApiFailure."""
+    if is_there:
+        cluster.ask("PATCH", path(document), document, **query)
+    else:
+        cluster.ask("POST", collection(document), document, **query)
 
 
 def label(document: Document) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
-from provision.jobs.backends.kubernetes import record, run, serving, view
+from provision.jobs.backends.kubernetes import record, replicas, run, serving, view
 from provision.jobs.holding import Holding
 from provision.jobs.request import LaunchOptions, ScaleOptions, ServeOptions
 from provision.jobs.screen import JobScreen
@@ -15,10 +16,34 @@ from provision.jobs.store import Job
 
 STAYS = True  # volumes and objects, until `oeprov stop` has deleted them
 start = run.launch
-stop = run.stop
-observe = view.report
 logs = view.logs
-manifests = serving.text
+
+
+def observe(job: Job) -> dict[str, Any]:
+    """See ``Backend``."""
+    return replicas.report(job) if job.served else view.report(job)
+
+
+def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
+    """See ``Backend``."""
+    end = replicas.stop if job.served else run.stop
+    return end(job, state_dir=state_dir, screen=screen)
+
+
+def manifests(job: Job, options: ServeOptions) -> str:
+    """See ``Backend``."""
+    _check_trains(job, "serve")
+    return serving.text(job, options)
+
+
+def _check_trains(job: Job, command: str) -> None:
+    """TrainingError for replicas, which have no run of their own."""
+    if job.served:
+        source = record.read(job).source
+        raise TrainingError(
+            f"{job.id} are replicas that answer requests, which `oeprov {command}` is not for; they serve "
+            f"job {source}; to change them, or to start them again: oeprov serve {source}"
+        )
 
 
 def resume(
@@ -30,6 +55,7 @@ def resume(
     screen: JobScreen,
 ) -> int:
     """See ``Backend``: with the inventory of the launch."""
+    _check_trains(job, "resume")
     return run.resume(job, options, state_dir=state_dir, screen=screen)
 
 
@@ -42,6 +68,7 @@ def scale(
     screen: JobScreen,
 ) -> int:
     """See ``Backend``."""
+    _check_trains(job, "scale")
     return run.scale(job, options, state_dir=state_dir, screen=screen)
 
 
@@ -60,12 +87,9 @@ def fetch(job: Job, *, checkpoints: bool, replace: bool) -> int:
 
 
 def serve(job: Job, options: ServeOptions, *, state_dir: Path, screen: JobScreen) -> Job:
-    """See ``Backend``: only pods read the run, and their objects are applied by hand."""
-    del options, state_dir, screen
-    raise TrainingError(
-        f"job {job.id} has its run in {results(job)}, which only pods read; for replicas there: oeprov serve "
-        f"{job.id} --print | kubectl apply -f -"
-    )
+    """See ``Backend``: as pods, which alone read the run."""
+    _check_trains(job, "serve")
+    return replicas.serve(job, options, state_dir=state_dir, screen=screen)
 
 
 def results(job: Job) -> str:
@@ -77,6 +101,8 @@ def results(job: Job) -> str:
 def holding(job: Job, size: int) -> Holding:
     """See ``Backend``."""
     found = record.read(job)
+    if job.served:
+        return Holding(job, found.phase, bytes=size)
     claims = [] if found.phase == "done" else _claims(job)
     stays = [f"its run stays in {results(job)}"]
     if claims:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 from provision.cluster.errors import TrainingError
@@ -15,8 +16,10 @@ _OLDEST, _BUDGETS, _INDEXED = (1, 20), (1, 21), (1, 22)  # versions: of jobs, of
 _OPERATORS = {"TFJob": "Kubeflow's training operator", "MPIJob": "Kubeflow's MPI operator"}
 
 
-def check(cluster: Api, plan: PodPlan, documents: list[Document]) -> list[Document]:
-    """The documents in the form that the cluster's version knows.
+def check(
+    cluster: Api, plan: PodPlan, documents: list[Document], there: Collection[str] = ()
+) -> list[Document]:
+    """The documents in the form that the cluster's version knows; ``there``: labels of those to be changed.
 
     TrainingError names what is missing: an answer, a newer version, the namespace, rights, the claim, kinds;
     or volumes that are there already.
@@ -29,7 +32,7 @@ def check(cluster: Api, plan: PodPlan, documents: list[Document]) -> list[Docume
         _pull_secret(cluster, plan)
         _kinds(cluster, documents)
         _volumes(cluster, documents)
-        rehearse(cluster, documents)
+        rehearse(cluster, documents, there)
         return documents
     except ApiFailure as error:
         if error.code == 401:
@@ -104,11 +107,15 @@ def rights(plan: PodPlan, documents: list[Document]) -> list[dict[str, str]]:
     for document in documents:
         resource, group = api.resource(str(document["kind"])), api.group(document)
         need(("create", "delete"), resource, group, here="namespace" in document["metadata"])
-    work = record.work(documents)
-    need(("get",), api.resource(str(work["kind"])), api.group(work))
+        if document["kind"] in record.WORK:
+            need(("get",), resource, group)
+        if document["kind"] == "Deployment":  # of replicas, which may be changed, with their service
+            need(("get", "patch"), resource, group)
+            need(("get", "patch"), "services")
     need(_READ, "pods")
     need(("get",), "pods", subresource="log")
-    need(("get", "delete") if plan.pools else ("get",), "persistentvolumeclaims")
+    has_volumes = plan.pools and any(item["kind"] == "StatefulSet" for item in documents)
+    need(("get", "delete") if has_volumes else ("get",), "persistentvolumeclaims")
     return found
 
 
@@ -197,14 +204,15 @@ def has_volumes(cluster: Api, documents: list[Document]) -> bool:
     return any(not _is_missing(cluster, api.path(item)) for item in record.volume_claims(documents))
 
 
-def rehearse(cluster: Api, documents: list[Document]) -> None:
+def rehearse(cluster: Api, documents: list[Document], there: Collection[str] = ()) -> None:
     """Let the API check each object, admission and quotas too, without keeping it."""
     for document in documents:
         try:
-            cluster.ask("POST", api.collection(document), document, dryRun="All")
+            api.put(cluster, document, is_there=api.label(document) in there, dryRun="All")
         except ApiFailure as error:
             if error.code == 409 and document["kind"] == "PersistentVolume":
                 continue  # of this very job, before it was stopped
             raise TrainingError(
-                f"the cluster would refuse {api.label(document)}: {error}; nothing was made"
+                f"the cluster would refuse {api.label(document)}: {error}; nothing was "
+                + ("changed" if there else "made")
             ) from None

@@ -17,6 +17,7 @@ from provision.node import process
 from provision.node.command import replace_file
 
 MANIFESTS = "manifests.yml"
+WORK = ("Job", "TFJob", "MPIJob")  # kinds that run workers
 Phase = Literal["running", "scaling", "done", "failed", "interrupted"]
 
 
@@ -39,6 +40,9 @@ class Record(BaseModel):
     phase: Phase = "running"
     message: str = ""
     scales: int = 0  # how often its objects were made anew while others followed it
+    source: str = ""  # of replicas: the job whose model they serve
+    model: str = ""  # of replicas: its name in requests
+    mark: str = ""  # of replicas: see ``serving.MARK``
     scaler: tuple[int, int] = (0, 0)  # in phase scaling: pid and start of the command that makes them
 
 
@@ -96,7 +100,7 @@ def servers(found: list[dict[str, Any]]) -> int:
 
 def work(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The object that runs the workers."""
-    return next(item for item in found if item["kind"] in ("Job", "TFJob", "MPIJob"))
+    return next(item for item in found if item["kind"] in WORK)
 
 
 def volume_claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

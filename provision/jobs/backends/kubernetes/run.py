@@ -50,7 +50,7 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, scr
     first = settle(inventory, options)  # before a directory is made
     cluster = Api(inventory.kubernetes.context)
     stop_request = StopRequest()
-    with stop_request.on_signals(), _api_errors():
+    with stop_request.on_signals(), api_errors():
         job = _create(inventory, options, first.name, cluster, state_dir)
         run = _Run(cluster, job, screen, state_dir, stop_request)
         run.make([*first.notes, checkpoint_words(first.request.training)])
@@ -85,7 +85,7 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path, screen: JobScre
         documents = script.renewed(documents, pods, options.script_arguments)
     cluster = Api(found.context)
     stop_request = StopRequest()
-    with stop_request.on_signals(), _api_errors():
+    with stop_request.on_signals(), api_errors():
         has_rows = checks.has_volumes(cluster, before)
         if plan is not None and rebuilt:
             resuming.check_volumes(plan, found, record.servers(before), has_rows=has_rows)
@@ -108,7 +108,7 @@ def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
     if found.phase == "scaling":
         raise TrainingError(f"job {job.id} is being scaled ({found.message}); wait for that")
     stop_request = StopRequest()
-    with stop_request.on_signals(), _api_errors():
+    with stop_request.on_signals(), api_errors():
         return _Run(Api(found.context), job, screen, state_dir, stop_request).stop()
 
 
@@ -126,7 +126,7 @@ def scale(job: Job, options: ScaleOptions, *, state_dir: Path, screen: JobScreen
         raise TrainingError(f"job {job.id} runs on {count} servers already; nothing was changed")
     cluster = Api(found.context)
     stop_request = StopRequest()
-    with stop_request.on_signals(), _api_errors():
+    with stop_request.on_signals(), api_errors():
         phase, _ = state.phase(cluster, record.work(before))
         if phase != "running":
             raise TrainingError(f"the workers of job {job.id} do not run: {phase}; nothing was changed")
@@ -145,7 +145,8 @@ def scale(job: Job, options: ScaleOptions, *, state_dir: Path, screen: JobScreen
 
 
 @contextmanager
-def _api_errors() -> Iterator[None]:
+def api_errors() -> Iterator[None]:
+    """Turn what the API refuses into a TrainingError."""
     try:
         yield
     except ApiFailure as error:

@@ -1,11 +1,13 @@
 """Replicas on Kubernetes: a Deployment beside a job's run in its claim, and a Service in front of it.
 
-It is printed, to be applied by hand. A change of it replaces pods one by one, each once the next is ready.
+``replicas`` makes them, or they are printed, to be applied by hand. A change of the Deployment replaces pods
+one by one, each once the next is ready.
 """
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from provision.cluster.errors import TrainingError
 from provision.jobs.backends.kubernetes import manifests, parts, record, resuming
@@ -13,10 +15,11 @@ from provision.jobs.backends.kubernetes.parts import Document
 from provision.jobs.backends.kubernetes.plan import PodPlan
 from provision.jobs.placement import arguments
 from provision.jobs.request import LaunchOptions, ServeOptions, scheme
-from provision.jobs.store import Job
+from provision.jobs.store import Job, replicas_id
 
 ROLE = "replica"
 PORT, GRPC_PORT = 8501, 8500  # in pods
+MARK = "oeprov/made-by"  # annotation: a word that only the job which made the object knows
 _SCRIPT = f"""\
 {parts.passing_on('python -m oe_runtime.serve "$@"')}exit "$status"
 """
@@ -25,6 +28,19 @@ _END_SECONDS = 40  # more than --drain-seconds, for a computation that is waited
 
 def text(job: Job, options: ServeOptions) -> str:
     """The objects as one YAML text, whose head says how to use it; TrainingError says what cannot be."""
+    plan = settle(job, options)
+    namespace = shlex.quote(plan.settings.namespace)
+    port = options.port or PORT
+    lines = [
+        f"Made by `oeprov serve {job.id} --print`: kubectl apply -f FILE",
+        f"To ask it: kubectl -n {namespace} port-forward service/{replicas_id(job.id)} {port}",
+        "To stop it: kubectl delete -f FILE",
+    ]
+    return "".join(f"# {line}\n" for line in lines) + manifests.text(documents(plan, options))
+
+
+def settle(job: Job, options: ServeOptions) -> PodPlan:
+    """The plan of the job whose model is served; TrainingError says what cannot be."""
     plan = resuming.resumed(record.read(job), LaunchOptions())
     if plan is None:
         raise TrainingError(
@@ -37,52 +53,53 @@ def text(job: Job, options: ServeOptions) -> str:
         )
     if options.rows is not None:
         raise TrainingError(f"--rows: job {job.id} has rows of its own; leave it out")
-    namespace = shlex.quote(plan.settings.namespace)
-    service = f"service/{_name(plan)}"
-    lines = [
-        f"Made by `oeprov serve {job.id} --print`: kubectl apply -f FILE",
-        f"To ask it: kubectl -n {namespace} port-forward {service} {PORT}",
-        "To stop it: kubectl delete -f FILE",
-    ]
-    return "".join(f"# {line}\n" for line in lines) + manifests.text(documents(plan, options))
+    if options.host != ServeOptions.host:
+        raise TrainingError(f"--host {options.host}: on Kubernetes a Service has the address; leave it out")
+    return plan
 
 
-def documents(plan: PodPlan, options: ServeOptions) -> list[Document]:
-    """The Service and the Deployment."""
+def documents(plan: PodPlan, options: ServeOptions, mark: str = "") -> list[Document]:
+    """The Service and the Deployment; ``mark``: see ``MARK``."""
     options = options.with_paths(here=False)
-    ports = {"http": PORT, **({"grpc": GRPC_PORT} if options.grpc_port else {})}
+    ports = {"http": options.port or PORT, **({"grpc": options.grpc_port} if options.grpc_port else {})}
+    own = replace(plan, name=replicas_id(plan.name))  # its pods are none of the training's
     service = {
-        **parts.document(plan, "v1", "Service", _name(plan), role=ROLE),
+        **parts.document(own, "v1", "Service", own.name, role=ROLE),
         "spec": {
-            "selector": parts.selector(plan, ROLE),
+            "selector": parts.selector(own, ROLE),
             "ports": [{"name": name, "port": port, "targetPort": name} for name, port in ports.items()],
         },
     }
     deployment = {
-        **parts.document(plan, "apps/v1", "Deployment", _name(plan), role=ROLE),
+        **parts.document(own, "apps/v1", "Deployment", own.name, role=ROLE),
         "spec": {
             "replicas": options.replicas,
-            "selector": {"matchLabels": parts.selector(plan, ROLE)},
+            "selector": {"matchLabels": parts.selector(own, ROLE)},
             # The next one is ready before one ends, so that no request finds none.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": {
-                "metadata": {"labels": parts.labels(plan, ROLE)},
-                "spec": _pod(plan, options, ports),
+                "metadata": {"labels": parts.labels(own, ROLE)},
+                "spec": _pod(plan, options),
             },
         },
     }
-    return [service, deployment]
+    found = [service, deployment]
+    for item in found if mark else []:
+        item["metadata"]["annotations"] = {MARK: mark}
+    return found
 
 
-def _name(plan: PodPlan) -> str:
-    return f"{plan.name}-serving"
+def model_name(plan: PodPlan, options: ServeOptions) -> str:
+    """The model's name in requests."""
+    return options.name or plan.name
 
 
-def _pod(plan: PodPlan, options: ServeOptions, ports: dict[str, int]) -> Document:
+def _pod(plan: PodPlan, options: ServeOptions) -> Document:
     settings = plan.settings
+    ports = {"http": PORT, **({"grpc": GRPC_PORT} if options.grpc_port else {})}
     flags = arguments(
         {
-            "name": options.name or plan.name,
+            "name": model_name(plan, options),
             "host": "0.0.0.0",  # noqa: S104 - of the pod
             "port": PORT,
             "grpc_port": ports.get("grpc"),
