@@ -178,6 +178,11 @@ QUICK = {
         "serving.py --dims 4 --rows 1000 --freshness 2 --followers 2 --out {out}/page.md",
         ("rows at a server", "rows that follow checkpoints", "2 followers"),
     ),
+    "serving_soak": Quick(
+        "serving_soak.py --dim 4 --rows 1000 --minutes 0.05 --requests 200 --connections 50 "
+        "--out {out}/page.md",
+        ("memory of follower 1", "steady load", "50 connections"),
+    ),
     "serving": Quick(
         "serving.py --dims 4 --rows 1000 --sizes 1 --seconds 0.1 --rounds 1 --out {out}/page.md",
         ("rows at a server", "rows inside"),
