@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,7 +121,10 @@ def run(
         if result.status == "canceled":
             return PlaybookRun("canceled", log, failures)
         if result.rc == 127:
-            raise ConvergeError(f"ansible-playbook could not be run; is {sys.prefix} complete?")
+            raise ConvergeError(
+                f"ansible-playbook could not be run; install it with oeprov's other packages: "
+                f"{sys.executable} -m pip install ansible-core"
+            )
         return PlaybookRun("ok" if result.rc == 0 else "failed", log, failures)
     finally:
         # The private directory has a copy of the whole environment. `cluster_lock` removes that of a run that
@@ -215,8 +219,15 @@ def _environment() -> dict[str, str]:
         "ANSIBLE_NOCOLOR": "1",
         **dict.fromkeys((LOGIN, BECOME), ""),  # runner writes the environment to a file
         "ANSIBLE_NO_TARGET_SYSLOG": "True",  # our modules' arguments may be secret
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([*_programs(), os.environ.get("PATH", os.defpath)]),
     }
+
+
+def _programs() -> list[str]:
+    """Directories of ansible-playbook: of this environment, and of the one that a .pth file adds to it."""
+    listed = metadata.files("ansible-core") or ()
+    places = [Path(str(file.locate())).resolve().parent for file in listed if file.name == "ansible-playbook"]
+    return [str(place) for place in (Path(sys.executable).parent, *places)]
 
 
 def forks() -> int:
