@@ -23,7 +23,7 @@ from provision.hosts import errands
 from provision.hosts.journal import cluster_lock
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import jobspec, launching, stopping, store
-from provision.jobs.backends import registry, ssh, units
+from provision.jobs.backends import containers, registry, ssh, units
 from provision.jobs.backends.runners import runner_of
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.backends.units import Place
@@ -98,13 +98,18 @@ def start(options: ServeOptions, source: Job | None, *, state_dir: Path, screen:
             )
     name = options.name or (Path(model).name if source is None else source.name)
     jobspec.check_name(name)
+    engine = str(spec.settings.get("on") or "") if spec is not None else ""
+    if spec is not None and engine:
+        _check_engine(spec, engine, options)
     options = options.with_paths(here=worker is None)
     _check_ports(options, here=worker is None)
     now = datetime.now()
     job = store.create(state_dir, f"{name}-serving", now)
-    settings = {"model": model, "rows": rows or "", "name": name}
+    settings = {"model": model, "rows": rows or "", "name": name, **({"on": engine} if engine else {})}
     python = sys.executable if worker is None else worker.argv[0]
     processes = [_replica(job, host, python, options, settings, item) for item in range(options.replicas)]
+    if spec is not None and engine:
+        processes = [containers.wrapped_replica(job, spec, item) for item in processes]
     job.write_spec(
         JobSpec(
             id=job.id,
@@ -124,6 +129,13 @@ def start(options: ServeOptions, source: Job | None, *, state_dir: Path, screen:
     else:
         _start_units(job, host, options, state_dir, screen)
     return job
+
+
+def _check_engine(source: JobSpec, engine: str, options: ServeOptions) -> None:
+    """Refuse replicas in containers that cannot start; make the directory that they are to write to."""
+    containers.check_engine(engine, {"worker_image": containers.image_of(source)})
+    if place := options.files.get("compile_to"):
+        Path(place).expanduser().mkdir(parents=True, exist_ok=True)
 
 
 def _start_units(job: Job, host: Host, options: ServeOptions, state_dir: Path, screen: JobScreen) -> None:

@@ -6,6 +6,8 @@ has the same path inside and outside. So `status`, `logs`, `stop` and `resume` a
 Processes write below it only: the launcher's own files in it (`job.json` has the commands that `resume`
 runs here) are read-only inside.
 
+Replicas of such a job (``oeprov serve``) run in containers too, with the image and arguments of its workers.
+
 The network is the host's: servers listen on loopback, and no port is forwarded.
 """
 
@@ -14,13 +16,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.jobs.request import Request, files_of_hosts
-from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, Job, ProcessSpec
+from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, Job, JobSpec, ProcessSpec
 
 ENGINES = ("docker", "podman")
 _ANSWER_SECONDS = 60
@@ -28,6 +30,8 @@ _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108 - the con
 # Folders of the job's directory.
 _WRITTEN_BY_WORKERS = ("run",)
 _WRITTEN_BY_SERVERS = ("run", "ready", "metrics")
+_WRITTEN_BY_REPLICAS = ("ready",)
+_PROGRAM = ("python", "-m")  # begins what runs in a container
 # Steps that bootstrap would take on the host, and that images make unnecessary.
 IN_IMAGES = ("packages", "runtime")
 
@@ -40,13 +44,18 @@ def check(inventory: Inventory, engine: str) -> None:
                 f"--on {engine} runs containers on this machine, and host {name} is reached over ssh; use an "
                 "inventory with kind local, or --on hosts"
             )
+    images = inventory.containers
+    check_engine(engine, {"server_image": images.server_image, "worker_image": images.worker_image})
+
+
+def check_engine(engine: str, images: Mapping[str, str]) -> None:
+    """Refuse an engine that does not answer, or has not these images, each by its setting."""
     if shutil.which(engine) is None:
         raise TrainingError(f"--on {engine}: there is no program {engine} on this machine's PATH")
     answer = _ask(engine, "info")
     if answer.returncode:
         raise TrainingError(f"--on {engine}: {engine} info fails: {last_line(answer)}")
-    images = inventory.containers
-    for key, image in (("server_image", images.server_image), ("worker_image", images.worker_image)):
+    for key, image in images.items():
         answer = _ask(engine, "image", "inspect", image)
         if answer.returncode:
             raise TrainingError(
@@ -91,21 +100,66 @@ def wrapped(job: Job, inventory: Inventory, wanted: Request, spec: ProcessSpec) 
     # Each start of the workers sets these in the engine's own environment, and the engine passes them on.
     renewed = {key: value for key, value in spec.environment.items() if key in (LOCAL_RANK, LOCAL_WORLD_SIZE)}
     environment = {**_ENVIRONMENT, **spec.environment}
-    words = [
-        *_engine_words(wanted.on),
+    more = [f"--env={key}" if key in renewed else f"--env={key}={environment[key]}" for key in environment]
+    more += [*settings.arguments, settings.server_image if server else settings.worker_image]
+    words = _command(wanted.on, job, spec, mounts, more)
+    return spec.model_copy(update={"argv": words, "environment": renewed})
+
+
+def _command(
+    engine: str, job: Job, spec: ProcessSpec, mounts: Mapping[str, str], more: Sequence[str]
+) -> list[str]:
+    """The command line of a process in a container; ``more``: variables, more arguments, and the image."""
+    return [
+        *_engine_words(engine),
         *[f"--volume={path}:{path}{mode}" for path, mode in mounts.items()],
         # The engines' system call filter allows memkind's mbind with this capability only.
         *(["--cap-add=SYS_NICE"] if "pmem_memkind" in spec.argv else []),
         f"--label=oeprov.job={job.id}",
         f"--label=oeprov.process={spec.name}",
         f"--workdir={job.directory}",
-        *[f"--env={key}" if key in renewed else f"--env={key}={environment[key]}" for key in environment],
-        *settings.arguments,
-        settings.server_image if server else settings.worker_image,
-        "python",
-        *spec.argv[1:],
+        *more,
+        *_PROGRAM,
+        *spec.argv[2:],
     ]
-    return spec.model_copy(update={"argv": words, "environment": renewed})
+
+
+def image_of(source: JobSpec) -> str:
+    """The image of the workers of a job in containers."""
+    return _worker_words(source)[-1]
+
+
+def _worker_words(source: JobSpec) -> list[str]:
+    """What ``_command`` was told of the first worker as ``more``, without what each of its starts sets."""
+    words = next(item for item in source.processes if item.role == "worker").argv
+    begin = next(place for place, word in enumerate(words) if word.startswith("--workdir=")) + 1
+    end = next(place for place in range(begin, len(words)) if tuple(words[place : place + 2]) == _PROGRAM)
+    renewed = (f"--env={LOCAL_RANK}", f"--env={LOCAL_WORLD_SIZE}")
+    return [word for word in words[begin:end] if word not in renewed]
+
+
+def wrapped_replica(job: Job, source: JobSpec, spec: ProcessSpec) -> ProcessSpec:
+    """The replica of a job in containers, in one of its own: it sees what its command line names."""
+    mounts = {str(job.directory): ":ro"}
+    mounts.update({str(job.directory / name): "" for name in _WRITTEN_BY_REPLICAS})
+    for path in _named(spec.argv[1:]):
+        if path.is_dir():
+            mounts[str(path)] = ""  # it marks what it serves, so that training keeps that
+        # With its directory a file may be replaced by another one, as certificates are.
+        elif str(path.parent) in ("/", "/tmp"):  # noqa: S108 - the container has its own
+            mounts.setdefault(str(path), ":ro")
+        else:
+            mounts.setdefault(str(path.parent), ":ro")
+    words = _command(source.settings["on"], job, spec, mounts, _worker_words(source))
+    return spec.model_copy(update={"argv": words})
+
+
+def _named(words: Sequence[str]) -> Iterator[Path]:
+    """The files and directories of this machine that a command line names by their whole paths."""
+    for word in words:
+        path = Path(word.partition("=")[2] if word.startswith("--") else word)
+        if path.is_absolute() and path.exists():
+            yield path
 
 
 def _engine_words(engine: str) -> Sequence[str]:

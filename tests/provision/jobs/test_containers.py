@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -284,6 +286,66 @@ def test_what_images_have_need_not_be_on_the_host(
         launching.launch(
             inventory(state_dir), LaunchOptions(on="docker"), state_dir=state_dir, screen=JobTerminal()
         )
+
+
+@pytest.mark.process
+def test_replicas_of_a_job_in_containers(
+    state_dir: Path,
+    engine: Callable[..., Engine],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They come back when they are killed, and see the run, their own directory and the files of flags."""
+    recorded, more = engine("podman"), "container_arguments: [--gpus=all]"
+    script = state_dir.parent / "mine" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    source = made(state_dir, LaunchOptions(on="podman", script=str(script), workers=2), more)
+    step = source.run_dir / "checkpoints" / "step-0000000002"
+    step.mkdir(parents=True)
+    (step / "manifest.json").write_text('{"step": 2}')
+    tokens, places = state_dir.parent / "tokens", state_dir.parent / "compiled"
+    tokens.mkdir()
+    (tokens / "token").write_text("secret")
+    files = ["--request-token-file", str(tokens / "token"), "--compile-to", str(places)]
+    where = ["--state-dir", str(state_dir)]
+    assert cli.run(["serve", source.id, "--replicas", "2", "--port", "0", *files, "--json", *where]) == 0
+    found = json.loads(capsys.readouterr().out)
+    job = Job(state_dir / "jobs" / found["job"])
+    assert [item["state"] for item in found["processes"]] == ["runs", "runs"]
+    labels = {word for words in recorded.runs() for word in words if "oeprov.process=" in word}
+    assert labels == {"--label=oeprov.process=replica-0", "--label=oeprov.process=replica-1"}
+    for words in recorded.runs():
+        image = words.index("oeprov-worker")
+        assert words[image + 1 :][:4] == ["python", "-m", "oe_runtime.serve", str(source.run_dir)]
+        assert {"--network=host", "--read-only", "--cap-drop=ALL", "--gpus=all"} <= set(words[:image])
+        assert not any("LOCAL_RANK" in word for word in words)
+        mounted = [word.removeprefix("--volume=").split(":", 1)[1] for word in words if "--volume=" in word]
+        assert sorted(mounted) == sorted(
+            [
+                f"{job.directory}:ro",
+                str(job.directory / "ready"),
+                str(source.run_dir),
+                f"{tokens}:ro",
+                str(places),
+            ]
+        )
+    victim = job.state().processes[0].pid
+    os.kill(victim, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while job.ready("replica-0").get("pid", victim) == victim:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert cli.run(["stop", job.id, *where]) == 0
+    assert len(recorded.runs()) == 3
+    assert_nothing_left(job)
+
+    # What an engine lacks is said before anything is made.
+    capsys.readouterr()
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert cli.run(["serve", source.id, "--port", "0", *where]) == 1
+    assert "--on podman: there is no program podman" in capsys.readouterr().err
+    assert len(store.all_jobs(state_dir)) == 2
 
 
 def test_resume_keeps_the_engine(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
