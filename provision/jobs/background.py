@@ -56,7 +56,9 @@ def start_and_wait(job: Job, stop_request: StopRequest, stop_command: str) -> No
             raise TrainingError(state.message)
         if state.phase not in ACTIVE:  # stopped by another command, or killed
             raise TrainingError(f"{job.id} does not run: {state.message}; its logs: {job.logs}")
-        if stop_request.wait(TICK) or time.monotonic() > deadline:
+        # Before its first word `oeprov stop` would ask nobody but this process.
+        asked = stop_request.wait(TICK) and state.phase != "prepared"
+        if asked or time.monotonic() > deadline:
             raise TrainingError(
                 f"the servers do not listen yet; their logs: {job.logs}; to stop them: {stop_command}"
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -46,6 +45,7 @@ from provision.jobs.scale_request import ScaleRequest
 from provision.jobs.screen import JobScreen, say
 from provision.jobs.stopping import stop, wait_for_orphans
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, ProcessState
+from provision.node import process
 from provision.node.state import State
 
 
@@ -97,8 +97,7 @@ class Launch:
             if self.inventory.flavor == flavor_facts.DEFAULT:
                 say(self.console, request.checkpoint_words(Request.from_job(job.spec()).training))
             if options.detach:
-                start_detached(job, resume)
-                return self._detached(job)
+                return self._detached(job, start_detached(job, resume))
             outcome = supervise(job, resume, self.screen.follow, self.console, self.stop_request)
         self.screen.show_end(job, self.state_dir)
         if self.screen.as_json:
@@ -405,15 +404,16 @@ class Launch:
         fresh = self.options.resume is None
         preparing.prepare(job, placed.units, far, self.console, self.stop_request, fresh=fresh)
 
-    def _detached(self, job: Job) -> int:
-        """Wait until the supervisor in the background has started the workers, or failed."""
-        begun = time.monotonic()
-        state = job.state()
-        while state.phase in ("prepared", "starting") and not self.stop_request.count:
-            if state.phase == "prepared" and time.monotonic() - begun > 30:
-                raise TrainingError(f"the supervisor did not start; its log: {job.log('supervisor')}")
+    def _detached(self, job: Job, pid: int) -> int:
+        """Wait until the supervisor in the background, ``pid``, has started the workers, or failed."""
+        started, state = process.start_time(pid), job.state()
+        # Until it has written its first word, nobody else can be asked to stop: the state is this process's.
+        while state.phase == "prepared" or (state.phase == "starting" and not self.stop_request.count):
+            is_there = process.alive(pid, started)
             self.stop_request.wait(TICK)
             state = job.state()
+            if state.phase == "prepared" and not is_there:
+                raise TrainingError(f"the supervisor did not start; its log: {job.log('supervisor')}")
         if self.stop_request.count and state.phase in ACTIVE:
             stop(job, state_dir=self.state_dir, screen=self.screen)
             return 130

@@ -36,11 +36,8 @@ def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
     if not is_running(job):
         console.print(f"job {job.id} is not running: it is {job.state().phase}")
     else:
-        state = job.state()
         with console.status(f"stopping {job.id}"):
-            asked = process.send(state.supervisor_pid, state.supervisor_started)
-            while job.state().supervised:
-                time.sleep(TICK)
+            asked = _ask_supervisor(job)
             if not job.job_file.exists():
                 console.print(f"job {job.id} was stopped before training began; nothing is left of it")
                 return 0
@@ -62,6 +59,19 @@ def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
     if screen.as_json:
         print(json.dumps(result(job)))
     return 1 if any(item.alive for item in job.state().processes) else 0
+
+
+def _ask_supervisor(job: Job) -> bool:
+    """Ask who supervises the job to stop it, and wait until nobody does; whether there was somebody."""
+    asked = (0, 0)
+    while (state := job.state()).supervised:
+        # Once only, for a second request is to end it at once; but a launch that was asked may have handed
+        # the job over to a supervisor in the background, and ended.
+        if not process.alive(*asked):
+            asked = state.supervisor_pid, state.supervisor_started
+            process.send(*asked)
+        time.sleep(TICK)
+    return asked != (0, 0)
 
 
 def _stop_orphans(job: Job) -> list[str]:

@@ -500,6 +500,37 @@ def test_the_last_job_is_the_youngest_and_not_the_one_that_ended_last(
     assert store.find(tmp_path / "state", None).id == names[1]
 
 
+def test_ctrl_c_while_the_job_is_scaled_stops_it_afterwards(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the launcher, while another command makes its objects: none may be left."""
+    cluster.errors = ["training paused 4.2 s, from the end of step 40 to that of the next one"]
+    assert oeprov("launch-training", "--detach", variables=VARIANTS["dram"]) == 0
+    (job,) = all_jobs(tmp_path / "state")
+    make, making = run._Run._make, threading.Event()
+
+    def slowly(*arguments: Any, **options: Any) -> None:
+        making.set()
+        time.sleep(0.3)
+        make(*arguments, **options)
+
+    class Pressed(StopRequest):
+        def wait(self, seconds: float) -> bool:
+            assert making.wait(20)
+            self.ask()
+            return True
+
+    monkeypatch.setattr(run._Run, "_make", slowly)
+    watcher = run._Run(Api(record.read(job).context), job, JobTerminal(), tmp_path / "state", Pressed())
+    thread = threading.Thread(target=watcher._watch)
+    thread.start()
+    assert oeprov("scale", "--yes", "--servers", "4") == 0
+    thread.join(20)
+    assert not thread.is_alive()
+    assert cluster.kinds() == []
+    assert states(tmp_path) == ["interrupted"]
+
+
 def test_ctrl_c_stops_it(cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path) -> None:
     def interrupt() -> None:
         until(lambda: "Job" in cluster.posts)

@@ -4,6 +4,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -628,6 +629,52 @@ def test_ctrl_c_is_130_also_when_the_job_is_done(
     (job,) = store.all_jobs(state_dir)
     assert job.state().phase == "done"
     assert f"{job.id} is done" in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("ready")
+def test_ctrl_c_before_the_supervisor_in_the_background_says_anything(
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = inventory(state_dir, f"runtime_venv: {make_environment(tmp_path / 'venv', worker='waits')}")
+    start = launching.start_detached
+
+    def start_and_interrupt(*words: Any) -> int:
+        pid = start(*words)
+        os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(launching, "start_detached", start_and_interrupt)
+    options = LaunchOptions(detach=True)
+    assert launching.launch(found, options, state_dir=state_dir, screen=JobTerminal()) == 130
+    (job,) = store.all_jobs(state_dir)
+    assert job.state().phase == "interrupted"
+    assert_nothing_left(job)
+
+
+def test_stop_asks_the_supervisor_to_which_a_launch_has_handed_over(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, asked = make_job(state_dir), []
+    both = {one.pid: one for one in (subprocess.Popen(["sleep", "600"]) for _ in range(2))}
+    launch, background = both
+
+    def supervised_by(pid: int) -> None:
+        started = process.start_time(pid)
+        job.write_state(JobState(phase="running", supervisor_pid=pid, supervisor_started=started))
+
+    def send(pid: int, _: int) -> None:
+        asked.append(pid)
+        if pid == launch:
+            supervised_by(background)
+        both[pid].kill()
+        both[pid].wait()
+
+    monkeypatch.setattr(process, "send", send)
+    supervised_by(launch)
+    assert stopping._ask_supervisor(job)
+    assert asked == [launch, background]
 
 
 @pytest.mark.usefixtures("ready")

@@ -287,6 +287,7 @@ class _Run:
                 self._note("failed", f"{hopeless}; {left} is left of it on the cluster")
                 return self._result()
             if self.stop_request.wait(POLL_SECONDS):
+                self._was_scaled()  # else its new objects would be made after they were stopped
                 return self.stop(follower)
         follower.join()
         if phase == "gone":
