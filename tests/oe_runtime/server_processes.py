@@ -11,9 +11,31 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+_HELD: deque[socket.socket] = deque()  # bound and not listening: the kernel gives their ports to nobody else
+
+
+def held_port() -> int:
+    """A port of loopback for a program that this process starts, and starts again.
+
+    No other test gets it meanwhile. The program sets SO_REUSEADDR, as ours, gRPC's and PyTorch's do.
+    """
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind(("127.0.0.1", 0))
+    _HELD.append(one)
+    if len(_HELD) > 200:  # of tests that are over
+        _HELD.popleft().close()
+    return int(one.getsockname()[1])
+
+
+def free_endpoints(count: int) -> str:
+    """For --workers, at ports that are held."""
+    return ",".join(f"127.0.0.1:{held_port()}" for _ in range(count))
 
 
 class Server:
@@ -30,6 +52,7 @@ class Server:
         command = [*prefix, sys.executable, "-m", "oe_runtime.server"]
         command += ["--index", str(index), "--count", str(count)]
         command += ["--ready-file", str(self.ready_file), "--metrics-file", str(self.metrics_file)]
+        command += [] if "--port" in flags else ["--port", str(held_port())]
         command += ["--exit-with-parent", "--threads", "2", *flags]
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from server_processes import held_port
+
 # Small in every dimension: 9 steps an epoch of 400 training rows each, tables of at most 301 rows.
 SMALL = [
     "--max-cardinality",
@@ -51,23 +53,24 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[Any], se
 
 
 class ServerProcess:
-    """`python -m oe_runtime.server` on a free port of loopback."""
+    """`python -m oe_runtime.server` on a port of loopback."""
 
     def __init__(
         self, directory: Path, index: int = 0, count: int = 1, storage: str = "dram", *flags: str
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._ready = directory / "ready.json"
-        command = [sys.executable, "-m", "oe_runtime.server", "--host", "127.0.0.1", "--port", "0"]
+        command = [sys.executable, "-m", "oe_runtime.server", "--host", "127.0.0.1"]
+        command += ["--port", str(held_port())]
         command += ["--index", str(index), "--count", str(count), "--storage", storage]
         command += ["--storage-path", str(directory)] if storage != "dram" else []
         self._command = [*command, "--ready-file", str(self._ready), "--exit-with-parent", *flags]
         self._start()
 
-    def _start(self, *flags: str) -> None:
+    def _start(self) -> None:
         self._ready.unlink(missing_ok=True)
         pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-        self.process = subprocess.Popen([*self._command, *flags], stdin=pipe, stderr=nowhere)
+        self.process = subprocess.Popen(self._command, stdin=pipe, stderr=nowhere)
         wait_for(self._ready.exists, self.process)
         self.endpoint = f"127.0.0.1:{json.loads(self._ready.read_text())['port']}"
 
@@ -78,7 +81,7 @@ class ServerProcess:
 
     def start_again(self) -> None:
         """After `kill`, at the same address."""
-        self._start("--port", self.endpoint.rpartition(":")[2])
+        self._start()
 
     def stop(self) -> None:
         """End it as its parent's end would; harmless when it was killed."""

@@ -98,11 +98,18 @@ class Two:
 
 
 def test_all_workers_begin_anew_together(servers):
-    with Client(servers.endpoints) as client:
-        model = embed.distributed_model(one_table(), client)
-        model.compile("adam", "mse")
-        train(model)
-    time.sleep(0.1)
+    with Client(servers.endpoints, job="another") as other:
+
+        def connections():
+            return max(server["connections"]["open"] for server in other.stats()["servers"])
+
+        alone = connections()
+        with Client(servers.endpoints) as client:
+            model = embed.distributed_model(one_table(), client)
+            model.compile("adam", "mse")
+            train(model)
+        while connections() > alone:  # until both servers have seen that it is gone
+            time.sleep(0.01)
     clients = [Client(servers.endpoints, worker=Worker(rank, of=2)) for rank in range(2)]
     models = [
         embed.distributed_model(one_table(), client, workers=Two(rank), fresh=True)

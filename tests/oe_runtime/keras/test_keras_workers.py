@@ -11,11 +11,10 @@ import keras_worker
 import numpy as np
 import pytest
 from keras_models import two_fields
-from server_processes import Servers
+from server_processes import Servers, free_endpoints
 
 import oe_runtime.keras as embed
 from oe_runtime import Client
-from provision.jobs.worker_group import free_endpoints
 
 pytestmark = pytest.mark.process
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from job_scripts import losses, run, start, write
+from server_processes import free_endpoints
 from test_job_batches import flags
 from training_runs import ServerProcess, wait_for
-
-from provision.jobs.worker_group import free_endpoints
 
 # A layer per category, with its values or pooled, and numbers; dropout draws random numbers.
 SCRIPT = """
@@ -173,12 +172,16 @@ with job.training(model, optimizer) as loop:
 
 @pytest.mark.process
 def test_a_lost_server(tmp_path: Path) -> None:
-    script, more = write(tmp_path, LISTS + BLOCK), words(tmp_path, 20)
+    step = "        job.step(loss=loss)\n"
+    waits = "        while loop.step_number == 20 and not os.path.exists('go-on'): os.sched_yield()\n"
+    assert step in BLOCK
+    script, more = write(tmp_path, LISTS + BLOCK.replace(step, waits + step)), words(tmp_path, 20)
     server, run_dir = ServerProcess(tmp_path / "server"), tmp_path / "run"
     process = start(script, run_dir, "--servers", server.endpoint, *more)
     try:
-        wait_for(lambda: max(losses(run_dir), default=0) > 20, process)
+        wait_for(lambda: max(losses(run_dir), default=0) == 20, process)
         server.kill()
+        (tmp_path / "go-on").touch()
         server.start_again()
         said, error = process.communicate(timeout=240)
         assert process.returncode == 0, error

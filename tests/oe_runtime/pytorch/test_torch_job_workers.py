@@ -5,27 +5,28 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from job_scripts import losses, start, write
-from server_processes import Relay
+from server_processes import Relay, free_endpoints
 from training_runs import ServerProcess, events, wait_for
 
 from oe_runtime.checkpoint import latest
 from oe_runtime.client import Client
 from oe_runtime.data import open_source
 from oe_runtime.spec import TableSpec
-from provision.jobs.worker_group import free_endpoints
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.process
 
-# 20 steps per epoch, each of the same 50 examples for one worker and for two.
+# 20 steps per epoch, each of the same 50 examples for one worker and for two. In the steps that are its
+# arguments it waits for a file.
 SCRIPT = """
-import sys
+import os, sys, time
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import oe_runtime.job as job
@@ -65,15 +66,20 @@ with job.training(model, optimizer, scheduler=scheduler) as loop:
             loss.backward()
             optimizer.step()
             scheduler.step()
+            step = str(loop.step_number + 1)
+            while step in job.arguments and not os.path.exists("go-on-" + step):
+                time.sleep(0.01)
             job.step(loss=loss)
 assert not {"tensorflow", "keras"} & set(sys.modules)
 """
 
 
-def start_workers(script: Path, run_dir: Path, server: ServerProcess, *flags: str) -> list[Any]:
+def start_workers(
+    script: Path, run_dir: Path, server: ServerProcess, *flags: str, waits: tuple[str, ...] = ()
+) -> list[Any]:
     workers = free_endpoints(2)
     more = ("--servers", server.endpoint, "--workers", workers, "--checkpoint-steps", "15", *flags)
-    return [start(script, run_dir, *more, "--rank", str(rank)) for rank in range(2)]
+    return [start(script, run_dir, *more, "--rank", str(rank), arguments=waits) for rank in range(2)]
 
 
 def ended(workers: list[Any]) -> tuple[list[int], list[tuple[str, str]]]:
@@ -84,21 +90,24 @@ def ended(workers: list[Any]) -> tuple[list[int], list[tuple[str, str]]]:
 def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> None:
     script, run_dir = write(tmp_path, SCRIPT), tmp_path / "run"
     server, another = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "another")
-    workers = start_workers(script, run_dir, server)
+    workers = start_workers(script, run_dir, server, waits=("22", "40"))
     try:
-        wait_for(lambda: max(losses(run_dir), default=0) > 20, workers[0])
+        wait_for(lambda: max(losses(run_dir), default=0) == 21, workers[0])
         server.kill()
+        (tmp_path / "go-on-22").touch()
         server.start_again()
         wait_for(lambda: len(events(run_dir, "server_back")) == 1, workers[0])
-        wait_for(lambda: max(losses(run_dir)) > 35, workers[0])
+        wait_for(lambda: max(losses(run_dir)) == 39, workers[0])
         workers[1].send_signal(signal.SIGTERM)
+        (tmp_path / "go-on-40").touch()
         codes, said = ended(workers)
         assert codes == [130, 130], said
-        stopped = events(run_dir, "interrupted")[0]["step"]
+        assert 40 <= events(run_dir, "interrupted")[0]["step"] < 42
 
-        workers = start_workers(script, run_dir, another, "--resume")
-        wait_for(lambda: max(losses(run_dir)) > min(stopped + 20, 100), workers[0])
+        workers = start_workers(script, run_dir, another, "--resume", waits=("60",))
+        wait_for(lambda: max(losses(run_dir)) == 59, workers[0])
         workers[1].kill()
+        (tmp_path / "go-on-60").touch()
         codes, said = ended(workers)
         assert codes == [3, -signal.SIGKILL], said
         assert "another worker was lost" in said[0][1] or "worker 1" in said[0][1]
@@ -306,10 +315,10 @@ if job.rank == 0:
 def test_a_worker_that_dies_in_its_push_leaves_nothing_of_it(tmp_path: Path) -> None:
     """One server has its push, the other has not."""
     run_dir, servers = tmp_path / "run", [ServerProcess(tmp_path / str(i), i, 2) for i in range(2)]
-    begun, pushing, killed = threading.Event(), threading.Event(), threading.Event()
+    pushes, pushing, killed = count(), threading.Event(), threading.Event()
 
     def on_request(op: int) -> None:
-        if op == PUSH and begun.is_set():
+        if op == PUSH and next(pushes) >= 10:
             pushing.set()
             killed.wait(60)
             raise ConnectionError
@@ -325,9 +334,7 @@ def test_a_worker_that_dies_in_its_push_leaves_nothing_of_it(tmp_path: Path) -> 
             start(script, run_dir if rank == 0 else tmp_path / "elsewhere", *words, *queue, *where)
         )
     try:
-        wait_for(lambda: max(losses(run_dir), default=0) > 20, workers[0])
-        begun.set()
-        assert pushing.wait(30)
+        wait_for(pushing.is_set, workers[1])
         time.sleep(0.2)  # for the other server to have it
         workers[1].kill()
         killed.set()

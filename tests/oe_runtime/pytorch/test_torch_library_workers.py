@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from job_scripts import losses, start, write
 from library_scripts import STOP
+from server_processes import free_endpoints
 from training_runs import ServerProcess, events
-
-from provision.jobs.worker_group import free_endpoints
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process

@@ -16,13 +16,13 @@ import job_scripts
 import pytest
 import torch
 from job_scripts import losses, start
+from server_processes import free_endpoints
 from training_runs import ServerProcess
 
 import oe_runtime.torch as embed
 from oe_runtime import Client
 from oe_runtime.run.loops import count_rows
 from oe_runtime.torch.job_state import TorchScriptState
-from provision.jobs.worker_group import free_endpoints
 
 torchrec = pytest.importorskip("torchrec")
 EXAMPLES = Path(__file__).parents[3] / "examples"

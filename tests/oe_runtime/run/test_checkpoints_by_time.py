@@ -10,12 +10,12 @@ from pathlib import Path
 import job_scripts
 import pytest
 from job_scripts import run, write
+from server_processes import free_endpoints
 from test_train import keep_determinism, train  # noqa: F401
 from training_runs import DATA, SMALL, ServerProcess, events
 
 from oe_runtime.data.generate import main as generate
 from oe_runtime.run import course
-from provision.jobs.worker_group import free_endpoints
 
 NONE_BY_STEPS = ("--checkpoint-steps", "0")
 # A trainer for which each step takes longer than the minutes between checkpoints.

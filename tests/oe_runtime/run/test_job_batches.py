@@ -12,6 +12,7 @@ import pytest
 import test_train_schema
 import yaml
 from job_scripts import losses, run, start, write
+from server_processes import free_endpoints
 from training_runs import ServerProcess, events, wait_for
 
 from oe_runtime.data import open_source
@@ -23,7 +24,6 @@ from oe_runtime.run.run_directory import RunError
 from oe_runtime.run.run_input import RunInput
 from oe_runtime.run.session import JobError, Session
 from oe_runtime.run.stopping import StopRequest
-from provision.jobs.worker_group import free_endpoints
 
 # A table per category, and the numbers.
 SCRIPT = """

@@ -7,9 +7,8 @@ from pathlib import Path
 import job_scripts
 import pytest
 from job_scripts import figures, losses, run, start, write
+from server_processes import free_endpoints
 from training_runs import ServerProcess, events, wait_for
-
-from provision.jobs.worker_group import free_endpoints
 
 OTHERS = """
 others = np.random.default_rng(9).integers(0, 300, (240, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import job_scripts
 import pytest
 from job_scripts import figures, losses, run, start, write
+from server_processes import free_endpoints
 from training_runs import ServerProcess, events, wait_for
 
 from oe_runtime import checkpoint
-from provision.jobs.worker_group import free_endpoints
 
 pytestmark = pytest.mark.process
 
@@ -66,6 +67,7 @@ WORKERS = (
     job_scripts.KERAS
     + """
 part = slice(job.rank * 25, (job.rank + 1) * 25) if job.workers == 2 else slice(None)
+import os, time
 import tensorflow as tf
 
 mine = features.reshape(20, 50, 2)[:, part].reshape(-1, 2), labels.reshape(20, 50)[:, part].reshape(-1)
@@ -81,35 +83,55 @@ model.compile(model.optimizer, "binary_crossentropy", metrics=["AUC", Rows(name=
 say = keras.callbacks.LambdaCallback(
     on_epoch_end=lambda epoch, logs: print("epoch", epoch, "has", int(logs["rows"]), "rows", flush=True)
 )
+
+
+class Wait(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        step = str(int(self.model.optimizer.iterations))
+        while step in os.environ.get("WAIT_IN", "").split() and not os.path.exists("go-on-" + step):
+            time.sleep(0.01)
+
+
+callbacks = [Wait(), *callbacks]
 model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, say])
 """
 ).replace("Dropout(0.2)", "Dropout(0.0)")
 
 
-def start_workers(script: Path, run_dir: Path, server: ServerProcess, *flags: str) -> list[Any]:
-    workers = free_endpoints(2)
+def start_workers(
+    script: Path, run_dir: Path, server: ServerProcess, *flags: str, waits: str = ""
+) -> list[Any]:
+    """`waits`: steps in which they wait until `tell_to_go_on`."""
+    workers, environment = free_endpoints(2), {**os.environ, "WAIT_IN": waits}
     more = ("--servers", server.endpoint, "--workers", workers, "--checkpoint-steps", "15", *flags)
-    return [start(script, run_dir, *more, "--rank", str(rank)) for rank in range(2)]
+    return [start(script, run_dir, *more, "--rank", str(rank), env=environment) for rank in range(2)]
+
+
+def tell_to_go_on(script: Path, step: int) -> None:
+    (script.parent / f"go-on-{step}").touch()
 
 
 def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> None:
     script, run_dir = write(tmp_path, WORKERS), tmp_path / "run"
     server, another = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "another")
-    workers = start_workers(script, run_dir, server)
+    workers = start_workers(script, run_dir, server, waits="22 50")
     try:
-        wait_for(lambda: max(losses(run_dir), default=0) > 20, workers[0])
+        wait_for(lambda: max(losses(run_dir), default=0) == 21, workers[0])
         server.kill()
+        tell_to_go_on(script, 22)
         server.start_again()
         wait_for(lambda: len(events(run_dir, "server_back")) == 1, workers[0])
-        wait_for(lambda: max(losses(run_dir)) > 45, workers[0])
+        wait_for(lambda: max(losses(run_dir)) == 49, workers[0])
         workers[1].send_signal(signal.SIGTERM)
+        tell_to_go_on(script, 50)
         said = [worker.communicate(timeout=60) for worker in workers]
         assert [worker.returncode for worker in workers] == [130, 130], said
-        stopped = events(run_dir, "interrupted")[0]["step"]
+        assert 50 <= events(run_dir, "interrupted")[0]["step"] < 52
 
-        workers = start_workers(script, run_dir, another, "--resume")
-        wait_for(lambda: max(losses(run_dir)) > min(stopped + 20, 100), workers[0])
+        workers = start_workers(script, run_dir, another, "--resume", waits="80")
+        wait_for(lambda: max(losses(run_dir)) == 79, workers[0])
         workers[1].kill()
+        tell_to_go_on(script, 80)
         (told, error), (follower, _) = (worker.communicate(timeout=60) for worker in workers)
         assert workers[0].returncode == 3, error
         for text in (told, follower):
@@ -137,10 +159,11 @@ def test_an_epoch_has_the_figures_of_all_workers_after_a_stop_too(tmp_path: Path
         tmp_path / "run",
     )
     server = ServerProcess(tmp_path / "server")
-    workers = start_workers(script, run_dir, server)
+    workers = start_workers(script, run_dir, server, waits="22")
     try:
-        wait_for(lambda: max(losses(run_dir), default=0) > 20, workers[0])
+        wait_for(lambda: max(losses(run_dir), default=0) == 21, workers[0])
         workers[1].send_signal(signal.SIGTERM)
+        tell_to_go_on(script, 22)
         said = [worker.communicate(timeout=120) for worker in workers]
         assert [worker.returncode for worker in workers] == [130, 130], said
         assert 0 < events(run_dir, "interrupted")[0]["step"] < 60

@@ -8,10 +8,9 @@ from pathlib import Path
 import job_scripts
 import pytest
 from job_scripts import losses, run, start, write
+from server_processes import free_endpoints
 from test_job_batches import SCRIPT, flags
 from training_runs import ServerProcess, events, wait_for
-
-from provision.jobs.worker_group import free_endpoints
 
 LOOP = SCRIPT[: SCRIPT.index("with job.training")]
 BY_METRICS = (

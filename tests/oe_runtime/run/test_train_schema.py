@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from server_processes import free_endpoints
 from training_runs import ServerProcess, events, losses
 
 from oe_runtime import Client, models
 from oe_runtime.data import Split, open_source, row_schema, training_batches
 from oe_runtime.programs import click_model
 from oe_runtime.train import main
-from provision.jobs.worker_group import free_endpoints
 
 SCHEMA: dict[str, Any] = {
     "label": "bought",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rendezvous import rendezvous
+from server_processes import free_endpoints
 from test_train import keep_determinism, train  # noqa: F401
 from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
@@ -24,7 +25,6 @@ from oe_runtime.run.shared_input import LostInPush, SharedInput
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.shared_values import SharedValues
 from oe_runtime.support.horovod import Started, exchange
-from provision.jobs.worker_group import free_endpoints
 
 ENDLESS = ["--data", "generate:100000000:1", "--holdout", "0"]
 EVERY = ["--checkpoint-steps", "5"]

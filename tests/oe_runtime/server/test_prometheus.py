@@ -12,7 +12,7 @@ import urllib.request
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from server_processes import Server, Servers
+from server_processes import Server, Servers, held_port
 from test_client import train
 
 from oe_runtime import Client, TableSpec
@@ -20,12 +20,6 @@ from oe_runtime.server import metrics
 from oe_runtime.support import prometheus
 
 pytestmark = pytest.mark.process
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -60,7 +54,7 @@ def histogram(samples, name):
 
 @pytest.mark.parametrize("storage", ["dram", "dram_pmem"])
 def test_the_page_tells_what_the_server_did(tmp_path, storage):
-    port = free_port()
+    port = held_port()
     servers = Servers(tmp_path, 1, "--metrics-port", str(port), storage=storage)
     server = servers.servers[0]
     try:
@@ -146,7 +140,7 @@ def test_names_of_tables_are_escaped():
 
 
 def test_checkpoints_in_the_storage_and_bad_gradients(tmp_path):
-    port = free_port()
+    port = held_port()
     servers = Servers(tmp_path, 1, "--metrics-port", str(port), storage="pmem_libpmem")
     mine = frozenset({("table", "t")})
     try:
@@ -175,7 +169,7 @@ def test_checkpoints_in_the_storage_and_bad_gradients(tmp_path):
 
 
 def test_other_pages_and_silent_readers(tmp_path):
-    port = free_port()
+    port = held_port()
     server = Server(tmp_path, "--metrics-port", str(port))
     try:
         server.ready()

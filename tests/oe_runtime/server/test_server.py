@@ -200,9 +200,9 @@ def test_endpoints_that_are_wrong(start, make, message):
 def test_nobody_answers():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    with pytest.raises(ServerLost, match=f"127.0.0.1:{port}.*refused") as caught:
-        Client([f"127.0.0.1:{port}"])
+        port = unused.getsockname()[1]  # and nobody else's while it is bound
+        with pytest.raises(ServerLost, match=f"127.0.0.1:{port}.*refused") as caught:
+            Client([f"127.0.0.1:{port}"])
     assert caught.value.endpoint == f"127.0.0.1:{port}"
 
 

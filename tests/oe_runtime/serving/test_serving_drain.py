@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ import tensorflow as tf
 from serve_process import Serving
 
 pytest.importorskip("grpc")
-pytest.importorskip("tensorflow_serving.apis")
+get_model_status_pb2 = pytest.importorskip("tensorflow_serving.apis.get_model_status_pb2")
 
 pytestmark = pytest.mark.process
 
@@ -69,6 +68,13 @@ def test_four_hundred_connections_are_served(model, tmp_path):
                 connection.close()
 
 
+def ask_status(serving, grpc):
+    """Wait for an answer, and so for what was sent before on the same connection to have come."""
+    asked = get_model_status_pb2.GetModelStatusRequest()
+    asked.model_spec.name = serving.name
+    assert grpc.models.GetModelStatus(asked, timeout=60).model_version_status
+
+
 def slow(serving):
     """So much work that it takes a second or more."""
     work = 100
@@ -90,19 +96,22 @@ def test_requests_that_were_sent_are_answered_before_the_end(model, tmp_path):
         for connection in busy:
             connection.sendall(request(serving, work))
         half.sendall(request(serving, 1)[:-3])
-        with serving.grpc() as grpc, ThreadPoolExecutor(4) as pool:
-            inputs = {"work": np.array([work], np.int32)}
-            asked = [pool.submit(grpc.predict, inputs, 120) for _ in range(4)]
-            time.sleep(0.3)  # they need not have begun: what was sent counts
+        with serving.grpc() as grpc:
+            ask_status(serving, grpc)
+            sent = grpc.request({"work": np.array([work], np.int32)})
+            asked = [grpc.prediction.Predict.future(sent, timeout=120) for _ in range(4)]
+            ask_status(serving, grpc)  # they need not have begun: what was sent counts
             serving.process.terminate()
             half.sendall(request(serving, 1)[-3:])
             late.sendall(request(serving, 1))
             for future in asked:
-                assert future.result()["work"] == [work]
+                assert tf.make_ndarray(future.result().outputs["work"]) == [work]
         assert reply(half)[:2] == (200, {"outputs": [1]})
         assert reply(late)[:2] == (200, {"outputs": [1]})
         for connection in busy:
-            assert reply(connection) == (200, {"outputs": [work]}, True)
+            status, body, ends = reply(connection)
+            assert (status, body) == (200, {"outputs": [work]})
+            assert ends or connection.recv(1) == b""  # this one was answered before the end
         assert idle.recv(1) == b""  # ended in order
         assert serving.process.wait(60) == 0
         for connection in connections:

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tf_keras_worker
-from server_processes import Servers
+from server_processes import Servers, free_endpoints
 from tf_keras_models import embed, keras, two_fields
 
 from oe_runtime import Client
-from provision.jobs.worker_group import free_endpoints
 
 
 @pytest.mark.process

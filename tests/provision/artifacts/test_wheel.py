@@ -187,14 +187,23 @@ def test_a_failed_build_leaves_its_log_and_nothing_else(
 def test_who_waited_for_a_build_that_failed_does_not_try_again(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = []
+    tried: list[Path] = []
+    begun: set[int] = set()
+    find = wheel._only_wheel
+
+    def finds(directory: Path) -> Path | None:
+        begun.add(threading.get_ident())
+        return find(directory)
 
     def fails(root: Path, into: Path, log: Path) -> None:
         tried.append(root)
-        time.sleep(0.3)
+        while len(begun) < 3:
+            time.sleep(0.01)
+        time.sleep(0.05)  # a file's time may be some milliseconds behind
         log.write_text("x.cc:1:2: error: expected ';'\nninja: build stopped\n")
         raise WheelError("first")
 
+    monkeypatch.setattr(wheel, "_only_wheel", finds)
     monkeypatch.setattr(wheel, "_build_here", fails)
     said: list[str] = []
 

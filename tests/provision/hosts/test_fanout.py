@@ -114,7 +114,7 @@ HANGS = {
 
 
 def test_hosts_that_hang_are_cut_off_and_say_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fanout, "LEAST", 0.1)
+    monkeypatch.setattr(fanout, "LEAST", 1.0)  # which a busy machine may need for a shell that does not hang
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
     cases = "".join(f"*' {name} '*) {code or ':'}; exec sleep 600 ;;\n" for name, (code, _) in HANGS.items())
