@@ -44,6 +44,7 @@ from oe_runtime.run.session import OF_SCRIPT, Session
 _PAUSE = 0.3  # seconds between attempts to reach the servers again
 _EXIT_SECONDS = 20.0  # that a program may take to end after its last line
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
+_HELD: list[socket.socket] = []  # bound to the port of a single process's group
 _LOSS = "OE_JOB_LOSS"  # the environment of a process that starts anew: the loss, as JSON
 
 
@@ -289,7 +290,7 @@ def _set_environment(options: RunOptions) -> None:
     given.update({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
     given.update({"HOROVOD_LOCAL_RANK": local[0], "HOROVOD_LOCAL_SIZE": local[1]})
     if not options.workers:
-        given["MASTER_ADDR"], given["MASTER_PORT"] = "127.0.0.1", str(_free_port())
+        given["MASTER_ADDR"], given["MASTER_PORT"] = "127.0.0.1", str(_hold_port())
     else:
         host, _, port = options.workers[0].rpartition(":")
         given["MASTER_ADDR"], given["MASTER_PORT"] = host.strip("[]"), port
@@ -301,9 +302,18 @@ def _set_environment(options: RunOptions) -> None:
         )
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+def _hold_port() -> int:
+    """Take a port of loopback that no other process is given while this one lives.
+
+    A program may listen there only after minutes; it sets SO_REUSEADDR, as PyTorch's process groups do.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    while _HELD:
+        _HELD.pop().close()
+    _HELD.append(held)
+    port: int = held.getsockname()[1]
     return port
 
 

@@ -215,6 +215,13 @@ def test_what_a_script_sees(tmp_path: Path) -> None:
         "assert (job.rank, job.workers, job.resume_step, job.data) == (0, 1, 0, None)\n"
         "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')\n"
         "assert [os.environ[name] for name in names] == list('0101')\n"
+        "import errno, socket\n"
+        "address = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
+        "assert socket.socket().connect_ex(address) == errno.ECONNREFUSED\n"
+        "try: socket.socket().bind(address)  # as another program's, which is given no held port\n"
+        "except OSError as error: assert error.errno == errno.EADDRINUSE\n"
+        "else: raise AssertionError('the port is anybody\\'s')\n"
+        "socket.create_server(address).close()\n"
         "assert not {'tensorflow', 'torch', 'keras'} & set(sys.modules)\n"
         "os.chdir('/')\n"
         "job.run_dir.joinpath('seen').touch()\n",
