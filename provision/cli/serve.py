@@ -160,9 +160,11 @@ def rollback(
     keeps its checkpoint as long. If one cannot load it, all keep the step that they serve.
     """
     from provision.cli.views import replicas as view
+    from provision.cli.views.training import JobTerminal
     from provision.jobs import replicas
 
     if newest and step is not None:
         raise typer.BadParameter("--newest and --step exclude each other: give one of them")
-    job, version, seconds = replicas.roll_back(state_dir, name, step, newest=newest)
+    screen = JobTerminal(as_json=as_json)
+    job, version, seconds = replicas.roll_back(state_dir, name, step, newest=newest, screen=screen)
     return view.show_step(job, version, seconds, as_json=as_json)

@@ -22,7 +22,7 @@ from provision.cluster.training_settings import TrainingSettings
 from provision.hosts import errands
 from provision.hosts.journal import cluster_lock
 from provision.hosts.stop_request import StopRequest
-from provision.jobs import jobspec, launching, stopping, store
+from provision.jobs import jobspec, launching, store
 from provision.jobs.backends import containers, registry, ssh, units
 from provision.jobs.backends.runners import runner_of
 from provision.jobs.backends.ssh import Fleet
@@ -252,25 +252,36 @@ def _kept_steps(run: str | Path) -> list[int]:
 
 def find(state_dir: Path, name: str | None) -> Job:
     """The replicas of this id, name, model or beginning; without one the last that run, or the last."""
-    found = [job for job in store.all_jobs(state_dir) if not job.broken and job.spec().is_serving]
+    found = [job for job in store.directories(state_dir) if not job.broken and job.served]
     if not found:
         raise TrainingError(f"nothing is served in {store.jobs_dir(state_dir)}; start it: oeprov serve JOB")
-    running = [job for job in found if stopping.is_running(job)]
+    running = [job for job in found if registry.backend_of(job).is_running(job)]
     if name is None:
         return (running or found)[-1]
-    named = [job for job in running if job.spec().settings["name"] == name]
+    named = [job for job in running if job.served == name]
     return named[0] if len(named) == 1 else store.choose(found, name, store.jobs_dir(state_dir))
 
 
-def roll_back(state_dir: Path, name: str | None, step: int | None, *, newest: bool) -> tuple[Job, int, float]:
+def roll_back(
+    state_dir: Path, name: str | None, step: int | None, *, newest: bool, screen: JobScreen
+) -> tuple[Job, int | None, float]:
     """Let all replicas serve a kept step; by default the one before the served; with ``newest`` follow again.
 
-    Returns them with the served step and the seconds that it took. TrainingError, HostError: they serve what
-    they did.
+    Returns them with the served step, if known, and the seconds that it took. TrainingError, HostError: they
+    serve what they did.
     """
     job = find(state_dir, name)
-    if not stopping.is_running(job):
-        raise TrainingError(f"{job.id} does not run: it is {job.state().phase}; start it: oeprov serve")
+    backend = registry.backend_of(job)
+    if not backend.is_running(job):
+        state = backend.holding(job, 0).state
+        raise TrainingError(f"{job.id} does not run: it is {state}; start it: oeprov serve")
+    begun = time.monotonic()
+    served = backend.roll_back(job, step, newest=newest, screen=screen)
+    return job, served, time.monotonic() - begun
+
+
+def pin(job: Job, step: int | None, *, newest: bool) -> int:
+    """``roll_back`` of replicas on hosts; the step that they serve."""
     spec = job.spec()
     first = spec.processes[0]
     model = spec.settings["rows"] or spec.settings["model"]
@@ -284,7 +295,6 @@ def roll_back(state_dir: Path, name: str | None, step: int | None, *, newest: bo
         "newest": newest,
         "seconds": _SWITCH_SECONDS,
     }
-    begun = time.monotonic()
     if first.unit:
         fleet = Fleet(job, spec)
         args |= {"directory": str(units.job_directory(job.id)), "run": model}
@@ -294,7 +304,7 @@ def roll_back(state_dir: Path, name: str | None, step: int | None, *, newest: bo
             answer = node.pin(System(), args)
         except CommandError as error:
             raise TrainingError(f"{job.id}: {error}") from None
-    return job, int(answer["version"]), time.monotonic() - begun
+    return int(answer["version"])
 
 
 def urls(job: Job, report: dict[str, Any]) -> list[str]:

@@ -114,7 +114,8 @@ class FakeCluster:
         digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:8]
         name, before = meta["name"], [item for item in self.pods if item.startswith(f"{meta['name']}-")]
         kept = [item for item in before if item.startswith(f"{name}-{digest}-")]
-        words = template["spec"]["containers"][0]["args"]
+        (container,) = template["spec"]["containers"]
+        words = [*container["args"], *(item["value"] for item in container["env"])]
         if error := next((text for word, text in self.broken.items() if word in words), ""):
             self._pod(f"{name}-{digest}-x", template, ready=False)
             ended = {"exitCode": 1, "reason": "Error", "message": f"error: {error}\n"}

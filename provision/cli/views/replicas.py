@@ -31,21 +31,19 @@ def show(job: Job, state_dir: Path, *, as_json: bool) -> int:
             console.print(line, highlight=False, soft_wrap=True)
     for url in urls:
         say(console, f"  {url}")
-    if "pods" in report:
-        say(console, f"To stop:  oeprov stop {job.id}{flag}")
-        return 0
     say(console, "To serve an earlier step, or to stop:")
     for words in (f"serve rollback {job.id}", f"stop {job.id}"):
         say(console, f"  oeprov {words}{flag}")
     return 0
 
 
-def show_step(job: Job, step: int, seconds: float, *, as_json: bool) -> int:
+def show_step(job: Job, step: int | None, seconds: float, *, as_json: bool) -> int:
     """Print the step that replicas serve now; returns 0."""
     if as_json:
         print(json.dumps({"job": job.id, "step": step, "seconds": seconds}))
         return 0
-    count = len(job.spec().processes)
-    who = f"{count} replicas serve" if count > 1 else "its replica serves"
-    say(Console(), f"[green]✓[/] {job.id}: {who} step {step} ({seconds:.1f} s)")
+    what = "the newest step" if step is None else f"step {step}"
+    count = len(job.spec().processes) if job.place == "hosts" else 0
+    who = {0: "its replicas serve", 1: "its replica serves"}.get(count, f"{count} replicas serve")
+    say(Console(), f"[green]✓[/] {job.id}: {who} {what} ({seconds:.1f} s)")
     return 0

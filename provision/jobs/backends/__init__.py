@@ -87,6 +87,12 @@ class Backend(Protocol):
     def serve(self, job: Job, options: ServeOptions, *, state_dir: Path, screen: JobScreen) -> Job:
         """Start replicas that answer requests for the job's model, as a job of their own, which listens."""
 
+    def roll_back(self, job: Job, step: int | None, *, newest: bool, screen: JobScreen) -> int | None:
+        """Let replicas serve a kept step, or with ``newest`` follow training; the served step, if known.
+
+        TrainingError: they serve what they did.
+        """
+
     def manifests(self, job: Job, options: ServeOptions) -> str:
         """The objects of such replicas as text, where they are applied by hand."""
 

@@ -67,6 +67,14 @@ def serve(job: Job, options: ServeOptions, *, state_dir: Path, screen: JobScreen
     return replicas.start(options, job, state_dir=state_dir, screen=screen)
 
 
+def roll_back(job: Job, step: int | None, *, newest: bool, screen: JobScreen) -> int | None:
+    """See ``Backend``."""
+    del screen
+    from provision.jobs import replicas
+
+    return replicas.pin(job, step, newest=newest)
+
+
 def manifests(job: Job, options: ServeOptions) -> str:
     """See ``Backend``."""
     del options

@@ -874,3 +874,38 @@ def test_replicas_that_cannot_be_changed_go_on(
     assert oeprov("stop", "ctr-serving") == 0
     assert "was made by another meanwhile; it stays" in capsys.readouterr().out
     assert path in cluster.objects
+
+
+def test_replicas_on_kubernetes_serve_another_step(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until the newest is asked for, also when they are changed; a step that is not kept changes nothing."""
+    source = served_job(oeprov, tmp_path, capsys)
+    serve = ("serve", source.id, "--yes", "--replicas")
+    assert oeprov(*serve, "2") == 0
+    rollback = ("serve", "rollback", "ctr-serving")
+
+    def step() -> str | None:
+        (found,) = [item for item in cluster.objects.values() if item.get("kind") == "Deployment"]
+        (container,) = found["spec"]["template"]["spec"]["containers"]
+        given: dict[str, str] = {item["name"]: item["value"] for item in container["env"]}
+        assert ("--step-file" in container["args"]) == ("OEPROV_STEP" in given)
+        return given.get("OEPROV_STEP")
+
+    assert oeprov(*rollback) == 1
+    assert "name the step, --step N" in capsys.readouterr().err
+    cluster.broken = {"3": "step 3 is not kept; kept are 2 4"}
+    assert oeprov(*rollback, "--step", "3") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "step 3 is not kept; kept are 2 4; its replicas go on as before" in said
+    assert step() is None
+    assert oeprov(*rollback, "--step", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 2
+    assert oeprov(*serve, "4") == 0
+    assert (step(), len([name for name in cluster.pods if "serving" in name])) == ("2", 4)
+    assert oeprov("serve", "rollback", source.id, "--newest") == 0, "by the name of the model"
+    assert "its replicas serve the newest step" in capsys.readouterr().out
+    assert step() == ""
+    assert oeprov("stop", "ctr-serving") == 0
+    assert oeprov(*rollback, "--step", "2") == 1
+    assert "does not run: it is done" in capsys.readouterr().err

@@ -309,6 +309,48 @@ def test_replicas_are_a_deployment_that_readiness_leads(tmp_path: Path) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
+def test_pods_write_the_step_that_they_are_told_to_serve(tmp_path: Path) -> None:
+    """Only a kept one, where training sees it too, so that it keeps the checkpoint."""
+    found = serving.pinned(
+        serving.documents(settled(tmp_path), ServeOptions()), "/shared/oeprov/ctr/run", "7"
+    )
+    assert serving.pinned(found, "/shared/oeprov/ctr/run", "7") == found
+    for version in VERSIONS:
+        kubernetes_validate.validate(found[1], version, strict=True)
+    pod = pod_of(found[1])
+    (container,) = pod["containers"]
+    mounts = {
+        item["mountPath"]: (item.get("subPath"), item.get("readOnly")) for item in container["volumeMounts"]
+    }
+    assert mounts["/shared"] == (None, True)
+    assert mounts["/shared/oeprov/ctr"] == ("oeprov/ctr", None)
+    file = container["args"][container["args"].index("--step-file") + 1]
+    assert Path(file).parent == Path("/shared/oeprov/ctr")
+
+    run = tmp_path / "run"
+    for step in (2, 10):
+        (run / "checkpoints" / f"step-{step:010d}").mkdir(parents=True)
+        (run / "checkpoints" / f"step-{step:010d}" / "manifest.json").touch()
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 5\n")
+    (tmp_path / "python").chmod(0o755)
+
+    def start(step: str) -> tuple[int, str, str]:
+        place = tmp_path / "serving-step"
+        given = {"OEPROV_STEP": step, "OEPROV_STEP_FILE": str(place), "HOSTNAME": "pod"}
+        done = subprocess.run(
+            [*container["command"], str(run)],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **given},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, place.read_text() if place.exists() else "", done.stderr
+
+    assert start("7") == (1, "", "error: step 7 is not kept; kept are 2 10\n")
+    assert start("10")[:2] == (5, "10\n")
+    assert start("")[:2] == (5, "\n")
+
+
 class TestScripts:
     """The shell scripts of the containers, run here with other places."""
 

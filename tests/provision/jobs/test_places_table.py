@@ -191,7 +191,7 @@ def is_served(place: Place, cell: str) -> None:
         flag = ["--state-dir", str(place.job.directory.parents[1])]
         assert main.run(["serve", place.job.id, "--print", *flag]) == 0
         assert "kind: Deployment" in place.capsys.readouterr().out
-        assert "nothing is served in" in place.oeprov("serve", "rollback")
+        assert "nothing is served in" in place.oeprov("serve", "rollback", "--step", "3")
     elif place.name == "ssh":
         assert SILENT in said
     else:

@@ -102,6 +102,12 @@ def serve(job: Job, options: ServeOptions, *, state_dir: Path, screen: JobScreen
     raise TrainingError(f"job {job.id} cannot be served: it is a toy")
 
 
+def roll_back(job: Job, step: int | None, *, newest: bool, screen: JobScreen) -> int | None:
+    """See ``Backend``."""
+    del step, newest, screen
+    raise TrainingError(f"job {job.id} has no replicas: it is a toy")
+
+
 def manifests(job: Job, options: ServeOptions) -> str:
     """See ``Backend``."""
     del options

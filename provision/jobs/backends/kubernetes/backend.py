@@ -92,6 +92,11 @@ def serve(job: Job, options: ServeOptions, *, state_dir: Path, screen: JobScreen
     return replicas.serve(job, options, state_dir=state_dir, screen=screen)
 
 
+def roll_back(job: Job, step: int | None, *, newest: bool, screen: JobScreen) -> int | None:
+    """See ``Backend``."""
+    return replicas.roll_back(job, step, newest=newest, screen=screen)
+
+
 def results(job: Job) -> str:
     """See ``Backend``."""
     found = record.read(job)

@@ -43,6 +43,7 @@ class Record(BaseModel):
     source: str = ""  # of replicas: the job whose model they serve
     model: str = ""  # of replicas: its name in requests
     mark: str = ""  # of replicas: see ``serving.MARK``
+    step: str | None = None  # of replicas: that they were told to serve; empty: the newest again
     scaler: tuple[int, int] = (0, 0)  # in phase scaling: pid and start of the command that makes them
 
 

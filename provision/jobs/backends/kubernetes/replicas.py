@@ -109,6 +109,21 @@ def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
     return code
 
 
+def roll_back(job: Job, step: int | None, *, newest: bool, screen: JobScreen) -> int | None:
+    """See ``Backend``: pods are replaced one by one, and those that know a step file follow it at once."""
+    found = record.read(job)
+    if step is None and not newest:
+        raise TrainingError(
+            f"{job.id} are pods, whose claim nothing here reads: name the step, --step N; one that is not "
+            "kept is refused with those that are"
+        )
+    stop_request = StopRequest()
+    with stop_request.on_signals(), run.api_errors():
+        replicas = _Replicas(Api(found.context), job, screen, stop_request)
+        replicas.pin("" if step is None else str(step))
+    return step
+
+
 def report(job: Job) -> dict[str, Any]:
     """See ``Backend.observe``; ``problem`` says why the cluster did not answer, or makes no pods."""
     found = record.read(job)
@@ -193,7 +208,7 @@ class _Replicas:
                 except ApiFailure as error:
                     raise TrainingError(f"{api.label(document)} could not be made: {error}") from None
                 self.made.append(document)
-            self._wait(options, set())
+            self._wait(options.start_timeout, set())
         except (TrainingError, ApiFailure) as error:
             if self.stop_request.count:
                 raise
@@ -207,28 +222,48 @@ class _Replicas:
         """Let the replicas be as the options say; TrainingError: they are as before."""
         before, mark = self.documents, self.record.mark
         documents = serving.documents(plan, options, mark)
+        if self.record.step is not None:
+            documents = serving.pinned(documents, self.record.run, self.record.step)
         there = _find(self.cluster, documents, mark)
         words = _differences(before, documents, there)
+        changes = {"model": serving.model_name(plan, options)}
         if not words:
             say(self.screen.console, f"{self.job.id}: nothing of it changes")
-            return self._wait(options, set())
+            return self._wait(options.start_timeout, set())
         checks.check(self.cluster, plan, documents, there)
         if options.confirm is not None and not options.confirm(f"Change {self.job.id}: {words}?"):
             raise TrainingError("nothing was changed")
-        known = {pod.name for pod in self._pods()}
+        return self._replace(documents, there, options.start_timeout, changes)
+
+    def pin(self, step: str) -> None:
+        """Let the replicas serve a step, or with an empty one follow training; else they are as before."""
+        documents = serving.pinned(self.documents, self.record.run, step)
+        there = _find(self.cluster, documents, self.record.mark)
+        if len(there) < len(documents):
+            raise TrainingError(f"its deployment is not on the cluster: oeprov serve {self.record.source}")
+        checks.rehearse(self.cluster, documents, there)
+        (container,) = documents[-1]["spec"]["template"]["spec"]["containers"]
+        probe = container["startupProbe"]
+        seconds = probe["periodSeconds"] * probe["failureThreshold"]
+        self._replace(documents, there, seconds, {"step": step})
+
+    def _replace(
+        self, documents: list[Document], there: list[str], seconds: int, changes: dict[str, Any]
+    ) -> None:
+        """Change the objects, and the record; TrainingError: they are as before."""
+        before, known = self.documents, {pod.name for pod in self._pods()}
         with record.rewritten(self.job, manifests.text(documents)):
             try:
                 self._put(documents, there)
                 self.documents = documents
-                self._wait(options, known)
+                self._wait(seconds, known)
             except (TrainingError, ApiFailure) as error:
                 if not self.stop_request.count:
-                    self._put(before, _find(self.cluster, before, mark))
+                    self._put(before, _find(self.cluster, before, self.record.mark))
                     raise TrainingError(f"{error}; its replicas go on as before") from None
                 self._warn(str(error))
-        self.record = self.record.model_copy(update={"model": serving.model_name(plan, options)})
+        self.record = self.record.model_copy(update=changes)
         record.write(self.job, self.record)
-        return None
 
     def _put(self, documents: list[Document], there: list[str]) -> None:
         for document in documents:
@@ -240,7 +275,7 @@ class _Replicas:
     def _pods(self) -> list[state.Pod]:
         return state.pods(self.cluster, self.record.namespace, self.job.id)
 
-    def _wait(self, options: ServeOptions, known: set[str]) -> None:
+    def _wait(self, seconds: int, known: set[str]) -> None:
         """Wait until all pods are as the Deployment says, and ready; TrainingError says why they are not.
 
         ``known``: pods from before a change, whose troubles do not tell of it.
@@ -257,9 +292,9 @@ class _Replicas:
                 begun = begun if trouble else now
                 if trouble and (is_final or now - begun >= follow.HOPELESS_SECONDS):
                     raise TrainingError(trouble)
-                if now - changed > options.start_timeout + _GRACE:
+                if now - changed > seconds + _GRACE:
                     raise TrainingError(
-                        f"a replica of {self.job.id} was not ready after {options.start_timeout} s; if it "
+                        f"a replica of {self.job.id} was not ready after {seconds} s; if it "
                         "needs longer, raise --start-timeout"
                     )
                 if self.stop_request.wait(run.POLL_SECONDS):

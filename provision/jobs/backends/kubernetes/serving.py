@@ -6,8 +6,10 @@ one by one, each once the next is ready.
 
 from __future__ import annotations
 
+import copy
 import shlex
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from provision.cluster.errors import TrainingError
 from provision.jobs.backends.kubernetes import manifests, parts, record, resuming
@@ -22,6 +24,24 @@ PORT, GRPC_PORT = 8501, 8500  # in pods
 MARK = "oeprov/made-by"  # annotation: a word that only the job which made the object knows
 _SCRIPT = f"""\
 {parts.passing_on('python -m oe_runtime.serve "$@"')}exit "$status"
+"""
+# Training keeps the checkpoint that the file names, so nothing is written for one that is not kept.
+_PIN = """\
+if [ -n "$OEPROV_STEP" ]; then
+  kept="" is_kept=""
+  for file in "$1"/checkpoints/step-*/manifest.json; do
+    step=${file%/manifest.json}
+    step=$(printf %s "${step##*step-}" | sed 's/[.].*//; s/^0*\\(.\\)/\\1/')
+    kept="$kept $step"
+    [ "$step" != "$OEPROV_STEP" ] || is_kept=yes
+  done
+  if [ -z "$is_kept" ]; then
+    echo "error: step $OEPROV_STEP is not kept; kept are$kept" >&2
+    exit 1
+  fi
+fi
+printf '%s\\n' "$OEPROV_STEP" >"$OEPROV_STEP_FILE.$HOSTNAME"
+mv "$OEPROV_STEP_FILE.$HOSTNAME" "$OEPROV_STEP_FILE"
 """
 _END_SECONDS = 40  # more than --drain-seconds, for a computation that is waited for
 
@@ -87,6 +107,32 @@ def documents(plan: PodPlan, options: ServeOptions, mark: str = "") -> list[Docu
     for item in found if mark else []:
         item["metadata"]["annotations"] = {MARK: mark}
     return found
+
+
+def pinned(found: list[Document], run: str, step: str) -> list[Document]:
+    """The objects of replicas that serve this step of the run; with an empty ``step`` the newest one again.
+
+    Their pods may write to the job's directory: the step, and marks of the checkpoints that they serve.
+    """
+    service, deployment = copy.deepcopy(found)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    directory = PurePosixPath(run).parent
+    file = str(directory / "serving-step")
+    if "--step-file" not in container["args"]:
+        container["args"][1:1] = ["--step-file", file]
+        container["command"][2] = _PIN + _SCRIPT
+        (shared,) = [item for item in container["volumeMounts"] if item["name"] == "shared"]
+        inside = str(directory.relative_to(shared["mountPath"]))
+        mount = {"name": "shared", "mountPath": str(directory), "subPath": inside}
+        container["volumeMounts"].append(mount)
+        (volume,) = [item for item in pod["volumes"] if item["name"] == "shared"]
+        volume["persistentVolumeClaim"]["readOnly"] = False  # its other mount is
+    given = {"OEPROV_STEP": step, "OEPROV_STEP_FILE": file}
+    container["env"] = parts.environment(
+        {**{item["name"]: item["value"] for item in container["env"]}, **given}
+    )
+    return [service, deployment]
 
 
 def model_name(plan: PodPlan, options: ServeOptions) -> str:
