@@ -40,6 +40,7 @@ from vocabularies import FIELDS
 BATCH = 256  # rows per second that training gets
 RATE = 50  # requests per second to each replica of the steady load
 CONNECTIONS = 16
+RESTARTS = 4  # at least
 CROWD_RATE = 500  # requests per second over many connections
 ROUNDS = 3  # of a request over each of them
 LEAST = 3  # ids of the smallest of Criteo's fields
@@ -170,14 +171,17 @@ async def rolling(replicas: Sequence[Replica], sent: list[bytes], requests: int)
     """Ask while one replica after the other ends and starts again; also how often they did."""
     count, serving, restarts, ends = Count(), list(replicas), 0, asyncio.Event()
 
+    def enough() -> bool:
+        return count.answered + len(count.lost) >= requests and restarts >= RESTARTS
+
     async def client(number: int) -> None:
         bodies = itertools.cycle(sent[number:] + sent[:number])
-        while count.answered + len(count.lost) < requests:
+        while not enough():
             one = random.choice(serving)
             try:
                 async with connected(one.port) as (reader, writer):
                     while one in serving and await ask(reader, writer, next(bodies), count):
-                        if count.answered >= requests:
+                        if enough():
                             return
             except Ends:
                 count.refused += 1

@@ -135,6 +135,7 @@ class Model:
         self._seconds = seconds
         self._checkpoints = checkpoints
         self._served: ServedCheckpoint | None = None
+        self._has_parts = False  # of a checkpoint that failed while it was applied: the next loads all rows
         self._gate = _Gate()
         self._refreshing = threading.Lock()
         self._taking = threading.Lock()
@@ -325,7 +326,7 @@ class Model:
                     with self._servers.borrow(self._seconds) as client:
                         published = self._take_published(client)
             newest = None if self._checkpoints is None else self._checkpoints.newest()
-            since = None if newest is None else newest.since(self._served)
+            since = None if newest is None or self._has_parts else newest.since(self._served)
             if newest is None or (since is not None and not since):
                 self._use_labels(labels, self.version)
                 self._coming = None
@@ -344,12 +345,12 @@ class Model:
                 if self._rows is not None and loaded is not None:
                     self._rows.use(loaded)
                 elif self._rows is not None and since:
-                    self._served = None  # if it fails, the next one loads all rows
+                    self._has_parts = True
                     self._rows.apply(since)
                 if weights is not None and not self._is_published_since(newest.step):
                     self._loaded.use_weights(weights)
                     self._published_step = None
-                self._served = newest
+                self._served, self._has_parts = newest, False
                 self._use_labels(labels, self.version)
             if before is not None:
                 self._freshness = self.seconds_behind

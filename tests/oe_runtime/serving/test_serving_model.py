@@ -190,6 +190,7 @@ def test_one_that_was_away_catches_up_by_the_cheaper_way(training, export, monke
     training.publish(1)
     with Model.load(export, training.checkpoints) as model:
         calls: list[tuple[str, list[str]]] = []
+        before = 1
         load, apply = ServedRows.load, ServedRows.apply
 
         def note_load(self, chosen):
@@ -198,12 +199,16 @@ def test_one_that_was_away_catches_up_by_the_cheaper_way(training, export, monke
 
         def note_apply(self, increments):
             calls.append(("apply", [path.name[-2:] for path in increments]))
+            served = int(model.checkpoint.name[-10:]), model.version
             apply(self, increments)
+            assert served == (before, before), "status, metrics and requests of a version read it meanwhile"
 
         monkeypatch.setattr(ServedRows, "load", note_load)
         monkeypatch.setattr(ServedRows, "apply", note_apply)
 
         def follow(steps, base):
+            nonlocal before
+            before = model.version
             for step in steps:
                 training.fit(seed=step)
                 training.publish(step, base=base)
