@@ -393,7 +393,7 @@ def report(
         lines.append([f"memory of {name}, MiB", f"{shown}, {grown:+.1%} in the second half"])
     for what, count in (
         (f"steady load, {RATE} per second and replica", steady),
-        (f"{restarts} replicas ended and started again", moved),
+        (f"{restarts} times a replica ended and started again", moved),
         (f"{options.connections:,} connections, {CROWD_RATE} requests per second", many),
     ):
         missed |= bool(count.lost)
