@@ -129,7 +129,8 @@ class Client:
         self._job = job
         self._tables: dict[int, str] = {}  # names by id, without those that this client has dropped
         self._next_table = 0
-        self._pending: Future[None] | None = None
+        self._pending: Future[None] | None = None  # a push
+        self._saving: Future[None] | None = None  # a save, for which all threads wait
         self.connection = 0  # counts reconnects
         self.replacements = 0  # counts calls that change rows otherwise than by pushes
 
@@ -184,7 +185,7 @@ class Client:
         other = copy.copy(self)
         other._connect = connect if timeout is None else partial(connect, timeout=timeout)
         other._core = other._connected(self._specs())
-        other._tables, other._pending = dict(self._tables), None
+        other._tables, other._pending, other._saving = dict(self._tables), None, None
         return other
 
     @property
@@ -366,10 +367,12 @@ class Client:
         self._pending = thread.submit(self._push, pulled, gradients, learning_rate, summed, of_rows, cause)
 
     def settle(self) -> None:
-        """Wait for ``push_later`` and raise its errors."""
+        """Wait for ``push_later`` and raise its errors; wait for ``save_later``."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+        if (saving := self._saving) is not None:
+            saving.result()
 
     def _settled(self) -> _core.Client:
         self.settle()
@@ -673,7 +676,7 @@ class Client:
         self.settle()
         found = thread.submit(work, self._save)
         ended: Future[None] = Future()
-        self._pending = ended
+        self._saving = ended
         found.add_done_callback(lambda _: ended.set_result(None))
         return found
 

@@ -136,10 +136,12 @@ def test_a_later_save_has_no_later_push_and_its_error_is_its_own(tmp_path):
         assert begin.wait(60)
         return save(tmp_path)
 
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(3) as threads:
         saved = client.save_later(threads, work)
+        ahead = threads.submit(client.pull, _batch(2), LOOKUPS)  # the first to wait does not wait for others
+        wait([ahead], 0.05)  # it pulls, if nothing holds it
         pushed = threads.submit(_push, client, pulled)
-        wait([pushed], 0.05)  # it does, if nothing holds it
+        wait([pushed], 0.05)
         begin.set()
         pushed.result()
         assert {entry["version"] for entry in saved.result()} == {0}
