@@ -179,7 +179,7 @@ def test_a_lost_server(tmp_path: Path) -> None:
     server, run_dir = ServerProcess(tmp_path / "server"), tmp_path / "run"
     process = start(script, run_dir, "--servers", server.endpoint, *more)
     try:
-        wait_for(lambda: max(losses(run_dir), default=0) == 20, process)
+        wait_for(lambda: max(losses(run_dir), default=0) >= 20, process)
         server.kill()
         (tmp_path / "go-on").touch()
         server.start_again()

@@ -92,12 +92,12 @@ def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> N
     server, another = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "another")
     workers = start_workers(script, run_dir, server, waits=("22", "40"))
     try:
-        wait_for(lambda: max(losses(run_dir), default=0) == 21, workers[0])
+        wait_for(lambda: max(losses(run_dir), default=0) >= 21, workers[0])
         server.kill()
         (tmp_path / "go-on-22").touch()
         server.start_again()
         wait_for(lambda: len(events(run_dir, "server_back")) == 1, workers[0])
-        wait_for(lambda: max(losses(run_dir)) == 39, workers[0])
+        wait_for(lambda: max(losses(run_dir)) >= 39, workers[0])
         workers[1].send_signal(signal.SIGTERM)
         (tmp_path / "go-on-40").touch()
         codes, said = ended(workers)
@@ -105,7 +105,7 @@ def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> N
         assert 40 <= events(run_dir, "interrupted")[0]["step"] < 42
 
         workers = start_workers(script, run_dir, another, "--resume", waits=("60",))
-        wait_for(lambda: max(losses(run_dir)) == 59, workers[0])
+        wait_for(lambda: max(losses(run_dir)) >= 59, workers[0])
         workers[1].kill()
         (tmp_path / "go-on-60").touch()
         codes, said = ended(workers)
