@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import json
 import os
 import shlex
@@ -122,7 +123,7 @@ def run(
             return PlaybookRun("canceled", log, failures)
         if result.rc == 127:
             raise ConvergeError(
-                f"ansible-playbook could not be run; install it with oeprov's other packages: "
+                "ansible-playbook could not be run; install it with oeprov's other packages: "
                 f"{sys.executable} -m pip install ansible-core"
             )
         return PlaybookRun("ok" if result.rc == 0 else "failed", log, failures)
@@ -225,9 +226,12 @@ def _environment() -> dict[str, str]:
 
 def _programs() -> list[str]:
     """Directories of ansible-playbook: of this environment, and of the one that a .pth file adds to it."""
-    listed = metadata.files("ansible-core") or ()
-    places = [Path(str(file.locate())).resolve().parent for file in listed if file.name == "ansible-playbook"]
-    return [str(place) for place in (Path(sys.executable).parent, *places)]
+    places = [Path(sys.executable).parent]
+    with contextlib.suppress(metadata.PackageNotFoundError):  # there may be one on the PATH; who runs it says
+        for file in metadata.files("ansible-core") or ():
+            if file.name == "ansible-playbook":
+                places.append(Path(str(file.locate())).resolve().parent)
+    return [str(place) for place in places]
 
 
 def forks() -> int:

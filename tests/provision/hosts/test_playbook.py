@@ -4,7 +4,12 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from importlib import metadata
 from pathlib import Path
+
+import pytest
+
+from provision.hosts import playbook
 
 FIND = "import shutil; from provision.hosts import playbook; "
 FIND += "print(shutil.which('ansible-playbook', path=playbook._environment()['PATH']))"
@@ -27,3 +32,14 @@ def test_a_second_environment_runs_the_ansible_of_the_first(tmp_path: Path) -> N
     )
     found = Path(done.stdout.strip())
     assert found.parent.samefile(sysconfig.get_path("scripts"))
+
+
+def test_without_the_package_there_is_still_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who runs the program says that it is missing."""
+
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "files", missing)
+    monkeypatch.setenv("PATH", "/somewhere")
+    assert playbook._environment()["PATH"].split(":") == [str(Path(sys.executable).parent), "/somewhere"]
