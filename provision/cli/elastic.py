@@ -11,6 +11,7 @@ import typer
 from provision.cli.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
+    DoNotAsk,
     InventoryPath,
     Json,
     Limit,
@@ -22,7 +23,6 @@ SCALE_EXAMPLES = "Examples:  oeprov scale JOB --servers 4  |  oeprov scale --ser
 DRAIN_EXAMPLES = "Examples:  oeprov drain re6p-1 -i inventory.yml  |  oeprov drain re6p-1 --yes"
 UNDRAIN_EXAMPLES = "Examples:  oeprov undrain re6p-1 -i inventory.yml"
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 HostName = Annotated[str, typer.Argument(metavar="HOST", help="A host of the inventory.", show_default=False)]
 
 
@@ -61,7 +61,7 @@ def scale(
         ),
     ] = None,
     limit: Limit = None,
-    yes: Yes = False,
+    yes: DoNotAsk = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
@@ -90,7 +90,7 @@ def scale(
 def drain(
     host: HostName,
     inventory: InventoryPath = DEFAULT_INVENTORY,
-    yes: Yes = False,
+    yes: DoNotAsk = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Take a host out of running jobs and of placement, such as for a kernel upgrade.

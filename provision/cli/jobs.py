@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from provision.cli.options import DEFAULT_STATE_DIR, JobConsent, Json, StateDir
+from provision.cli.options import DEFAULT_STATE_DIR, DoNotAsk, JobConsent, Json, StateDir
 
 app = typer.Typer(
     help="List jobs and the disk space they use; remove old jobs.",
@@ -49,7 +49,7 @@ def rm(
             metavar="JOB...", help="Job names, ids, or unique beginnings of ids.", show_default=False
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: DoNotAsk = False,
     consent: JobConsent = None,
     here_only: Annotated[
         bool, typer.Option("--here-only", help="Contact no host: leave the job's files there.")
@@ -90,7 +90,7 @@ def prune(
         list[str] | None,
         typer.Option("--state", metavar="STATE", help="Only this state, such as done; can be repeated."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: DoNotAsk = False,
     consent: JobConsent = None,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from provision.cli.options import DEFAULT_STATE_DIR, Json, StateDir
+from provision.cli.options import DEFAULT_STATE_DIR, DoNotAsk, Json, StateDir
 
 if TYPE_CHECKING:
     from provision.lab import Lab
@@ -99,7 +99,7 @@ def up(
 
 @app.command(epilog="Example:  oeprov lab down --yes")
 def down(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: DoNotAsk = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Remove all nodes with their disks and persistent memory; the image stays."""

@@ -67,6 +67,7 @@ StateDir = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Agree to all steps that destroy nothing.")]
+DoNotAsk = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Consent = Annotated[
     list[str] | None,
     typer.Option(

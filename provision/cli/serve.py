@@ -7,8 +7,15 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from provision.cli.elastic import Yes, asking
-from provision.cli.options import DEFAULT_STATE_DIR, Json, StateDir, WithScriptArguments, script_words
+from provision.cli.elastic import asking
+from provision.cli.options import (
+    DEFAULT_STATE_DIR,
+    DoNotAsk,
+    Json,
+    StateDir,
+    WithScriptArguments,
+    script_words,
+)
 
 START = "start"  # the command that `oeprov serve MODEL` means
 
@@ -91,7 +98,7 @@ def start(
         bool,
         typer.Option("--print", help="Only print the Kubernetes manifests, for a job that runs there."),
     ] = False,
-    yes: Yes = False,
+    yes: DoNotAsk = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:

@@ -178,6 +178,12 @@ def put(cluster: Api, document: Document, *, is_there: bool, **query: Any) -> No
         cluster.ask("POST", collection(document), document, **query)
 
 
+def delete(cluster: Api, document: Document) -> None:
+    """Delete an object; what it owns goes in the background. Raises ApiFailure."""
+    body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+    cluster.ask("DELETE", path(document), body)
+
+
 def label(document: Document) -> str:
     """An object in words, as kubectl names it."""
     return f"{str(document['kind']).lower()}/{document['metadata']['name']}"

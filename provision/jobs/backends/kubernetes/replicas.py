@@ -335,7 +335,6 @@ class _Replicas:
         left = []
         for document in reversed(self.documents if documents is None else documents):
             label = api.label(document)
-            body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
             try:
                 found = self.cluster.get(api.path(document))
                 if found is None:
@@ -343,7 +342,7 @@ class _Replicas:
                 if not _is_ours(found, self.record.mark):
                     self._warn(f"{label} was made by another meanwhile; it stays")
                     continue
-                self.cluster.ask("DELETE", api.path(document), body)
+                api.delete(self.cluster, document)
             except ApiFailure as error:
                 if error.code != 404:
                     left.append(label)

@@ -423,9 +423,8 @@ class _Run:
             self._delete(document)
 
     def _delete(self, document: Document) -> None:
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
-            self.cluster.ask("DELETE", api.path(document), body)
+            api.delete(self.cluster, document)
         except ApiFailure as error:
             if error.code != 404:
                 self.left.append(api.label(document))
