@@ -14,11 +14,13 @@ constexpr size_t kAlignment = 256;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// How much an arena of `bytes` maps next. Its last segment counts as a whole, and an arena may have many
-// segments, since they are no files: from 16 MiB on, each has whole huge pages, and at most a page and 2 %
-// are unused.
-size_t NextOfArena(uint64_t bytes) {
-  return std::min(NextSegment(bytes), RoundUp(static_cast<size_t>(bytes / 64) + 1, kHugePage));
+// How much an arena of `bytes` maps next, for blocks of `block` bytes. Its last segment counts as a whole,
+// and an arena may have many segments, since they are no files: from 16 MiB on, all together are whole huge
+// pages, and at most a page and 2 % are unused. Smaller segments have whole blocks.
+size_t NextOfArena(uint64_t bytes, size_t block) {
+  const size_t next = std::min(NextSegment(bytes), RoundUp(static_cast<size_t>(bytes / 64) + 1, kHugePage));
+  if (next < kHugePage) return RoundUp(RoundUp(next, block), kPage);
+  return RoundUp(static_cast<size_t>(bytes) + next - kHugePage + 1, kHugePage) - static_cast<size_t>(bytes);
 }
 
 class Dram final : public Storage {
@@ -73,7 +75,7 @@ std::byte* Arena::Allocate(size_t bytes) {
   if (segments_.empty() || segments_.back().size - used_ < size) {
     segments_.reserve(segments_.size() + 1);  // so that a segment that was taken is never lost
     Segment segment;
-    segment.size = storage_->Take(RoundUp(size, kPage), RoundUp(NextOfArena(bytes_), kPage), owner_,
+    segment.size = storage_->Take(RoundUp(size, kPage), NextOfArena(bytes_, size), owner_,
                                   [&](size_t wanted) { segment.data = storage_->MapSegment(wanted); });
     segments_.push_back(segment);
     used_ = 0;
