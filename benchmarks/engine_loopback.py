@@ -1,7 +1,7 @@
 """Keys a second of pull, push and a whole step, over loopback and in process.
 
     python benchmarks/engine_loopback.py [--dims 9 64] [--servers 1] [--steps 30] [--tls off on]
-        [--by-key 1000000] [--save]
+        [--by-key 1000000] [--precisions 1000000] [--save]
 
 A batch is 4096 examples of 26 fields with skewed ids (each field has its own range of keys in one hash
 table, as many as Criteo's). Keys count ids, duplicates included, because that is what a trainer has. Servers
@@ -11,6 +11,9 @@ lie in memory that both see, and in a second run they are sent.
 With --by-key, rows with Adam's state are read and written as they are, as under a cache of another library:
 so many, in random order, all in one call and 50,000 per call. The last line is what the memory allows: the
 same bytes, copied one after the other by a thread per core.
+
+With --precisions, a table with rows, state and gradients in bfloat16 is compared with one in float32, step by
+step in turns: Adagrad, so many rows, uniform ids without repetition. The ratios are medians of steps.
 """
 
 from __future__ import annotations
@@ -106,6 +109,44 @@ def measure_by_key(client: oe.Client, dim: int, count: int, per_call: int) -> tu
     return count / float(find), count / float(put)
 
 
+def measure_precisions(client: oe.Client, dim: int, count: int, steps: int) -> list[str]:
+    """Millions of keys per second of pull in float32 and bfloat16, their ratio, and the same of push."""
+    half = {"dtype": "bfloat16", "state_dtype": "bfloat16", "exchange_dtype": "bfloat16"}
+    kinds: tuple[dict[str, str], ...] = ({}, half)
+    tables = [
+        client.create_table(oe.TableSpec(f"two{dim}.{number}", dim, optimizer={"name": "adagrad"}, **kind))
+        for number, kind in enumerate(kinds)
+    ]
+    rng = np.random.default_rng(1)
+    per_call = min(count, BATCH * len(CARDINALITIES))
+    gradient = rng.normal(size=(per_call, dim)).astype(np.float32)
+
+    def run(table: int, keys: NDArray[np.int64]) -> tuple[float, float]:
+        start = time.perf_counter()
+        pulled = client.pull([keys], [(table, 0)])
+        middle = time.perf_counter()
+        client.push(pulled, [gradient[: len(keys)]], 0.01)
+        return middle - start, time.perf_counter() - middle
+
+    keys = np.arange(count) * 7919
+    for begin in range(0, count, per_call):
+        for one in tables:
+            run(one, keys[begin : begin + per_call])
+    seconds = np.empty((steps, 2, 2))  # by step, table, pull or push
+    for step in range(steps):
+        some = rng.choice(keys, per_call, replace=False)
+        for number in (0, 1) if step % 2 else (1, 0):
+            seconds[step, number] = run(tables[number], some)
+    for one in tables:
+        client.drop_table(one)
+    cells = []
+    for of in range(2):
+        speeds = per_call / np.median(seconds[..., of], axis=0) / 1e6
+        ratio = float(np.median(seconds[:, 0, of] / seconds[:, 1, of]))
+        cells += [*(f"{speed:.2f}" for speed in speeds), f"{ratio:.2f}"]
+    return cells
+
+
 def copied(count: int, row_bytes: int) -> float:
     """Rows per second of `row_bytes` that a thread per core copies."""
     cores = len(os.sched_getaffinity(0))
@@ -130,12 +171,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--tls", choices=("off", "on"), nargs="+", default=["off"])
     parser.add_argument("--by-key", type=int, default=0, metavar="ROWS", help="measure rows by key, too")
+    parser.add_argument("--precisions", type=int, default=0, metavar="ROWS", help="compare bfloat16, too")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/engine_loopback.md")
     options = parser.parse_args()
 
     keys = BATCH * len(CARDINALITIES)
     rows: list[list[str]] = []
     by_key: list[list[str]] = []
+    precisions: list[list[str]] = []
     token = secrets.token_hex()
 
     def add(where: str, client: oe.Client) -> None:
@@ -143,6 +186,9 @@ def main() -> None:
             pull, push, step, unique = measure(client, dim, options.steps)
             speeds = [f"{keys / seconds / 1e6:.2f}" for seconds in (pull, push, step)]
             rows.append([where, str(dim), f"{unique * 100:.0f} %", *speeds])
+            if options.precisions:
+                cells = measure_precisions(client, dim, options.precisions, options.steps)
+                precisions.append([where, str(dim), *cells])
             for per_call in (50_000, options.by_key) if options.by_key else ():
                 read = measure_by_key(client, dim, options.by_key, per_call)
                 by_key.append([where, str(dim), f"{per_call:,}", *(f"{speed / 1e6:.2f}" for speed in read)])
@@ -167,6 +213,12 @@ def main() -> None:
             by_key.append([f"copied, {3 * 4 * dim} bytes per row", str(dim), "", speed, speed])
         columns = ["where", "dim", "keys per call", "found", "put"]
         page += "\nRows by key with Adam's state, Mrows/s.\n\n" + table(columns, by_key)
+    if options.precisions:
+        columns = ["where", "dim"]
+        for what in ("pull", "push"):
+            columns += [f"{what}, float32", "bfloat16", "ratio"]
+        page += f"\n{options.precisions:,} rows, Adagrad, uniform ids, in turns; Mkeys/s.\n\n"
+        page += table(columns, precisions)
     print(page)
     if options.save:
         (RESULTS / "engine_loopback.md").write_text(page)

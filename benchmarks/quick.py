@@ -83,7 +83,7 @@ ENGINE = "--rows 20000 --dim 8 --optimizer adagrad --rounds 1"
 QUICK = {
     "engine": Quick(f"engine {ENGINE}", ("socket", "ours, TCP", "ours, TLS", "ours (ours, dram_pmem)")),
     "engine_loopback": Quick(
-        "engine_loopback.py --dims 4 --steps 1 --tls off on --by-key 1000",
+        "engine_loopback.py --dims 4 --steps 1 --tls off on --by-key 1000 --precisions 1000",
         ("in process", "shared memory", "sockets", "TLS", "copied"),
     ),
     "transports": Quick(
