@@ -19,7 +19,7 @@ from oe_runtime.client import Client
 from oe_runtime.errors import OeError, ServingError
 from oe_runtime.serving import requests
 from oe_runtime.serving.access import AccessFiles
-from oe_runtime.spec import STORAGES, TLS, StorageSpec
+from oe_runtime.spec import ROW_PRECISIONS, STORAGES, TLS, StorageSpec
 from oe_runtime.support import durable, interrupt, remote_files
 from oe_runtime.support.argument_types import count, number, size
 from oe_runtime.support.tensorflow_noise import without_noise
@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.servers is not None and options.step_file is not None:
             raise ServingError("--step-file does not go with --servers: servers have no earlier rows")
+        if options.servers is not None and options.row_precision != "trained":
+            raise ServingError("--row-precision does not go with --servers: servers keep rows as trained")
         if options.batch_timeout_ms is not None and options.max_batch_size == 1:
             raise ServingError("--batch-timeout-ms needs --max-batch-size above 1; add it, or leave this out")
         for label in options.version_label:
@@ -131,13 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "takes up to some minutes and needs g++, and keep it in this directory for the next start",
     )
     _add_limits(parser)
-    parser.add_argument(
-        "--storage", choices=STORAGES, default="dram", help="memory of the rows (default: %(default)s)"
-    )
-    parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for --storage")
-    parser.add_argument(
-        "--storage-cache", type=size(), default=0, metavar="SIZE", help="DRAM of dram_pmem and dram_ssd"
-    )
+    _add_storage(parser)
     _add_launcher_options(parser)
     return parser
 
@@ -215,6 +211,24 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_storage(parser: argparse.ArgumentParser) -> None:
+    """Add where rows from --rows lie, and of how many bits they are."""
+    parser.add_argument(
+        "--storage", choices=STORAGES, default="dram", help="memory of the rows (default: %(default)s)"
+    )
+    parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for --storage")
+    parser.add_argument(
+        "--storage-cache", type=size(), default=0, metavar="SIZE", help="DRAM of dram_pmem and dram_ssd"
+    )
+    parser.add_argument(
+        "--row-precision",
+        choices=("trained", *ROW_PRECISIONS),
+        default="trained",
+        help="of the rows from --rows in memory: trained: as they are; int8: 8-bit integers and a scale for "
+        "each row, about a quarter of the bytes; bfloat16: half (default: %(default)s)",
+    )
+
+
 def _add_launcher_options(parser: argparse.ArgumentParser) -> None:
     """Add what `oeprov serve` tells its processes, and other launchers may."""
     parser.add_argument(
@@ -248,6 +262,16 @@ def _read_step(file: Path | None) -> int | None:
     return int(text) if text else None
 
 
+def _read_storage(options: argparse.Namespace) -> StorageSpec:
+    precision = "" if options.row_precision == "trained" else options.row_precision
+    return StorageSpec(
+        options.storage,
+        options.storage_path,
+        cache_bytes=options.storage_cache,
+        row_precision=precision,
+    )
+
+
 def _import_grpc() -> type[GrpcServer]:
     """Raises ServingError without the packages that it needs."""
     try:
@@ -275,12 +299,11 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
     most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    storage = StorageSpec(options.storage, options.storage_path, cache_bytes=options.storage_cache)
     with Model.load(
         options.model,
         options.rows,
         client=client,
-        storage=storage,
+        storage=_read_storage(options),
         seconds=options.request_seconds,
         step=(step := _read_step(options.step_file)),
         compile_to=options.compile_to,

@@ -33,6 +33,9 @@ STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "dram_ssd", "pmem_memkind")
 DURABLE = ("pmem_libpmem", "dram_pmem", "dram_ssd")
 CACHED = ("dram_pmem", "dram_ssd")
 
+# StorageSpec.row_precision of rows that are only read; "" is as trained.
+ROW_PRECISIONS = ("int8", "bfloat16")
+
 
 def counts_pushes(optimizer: Mapping[str, Any]) -> bool:
     """Return whether updates by a table's complete optimizer depend on the number of the push."""
@@ -184,7 +187,10 @@ class StorageSpec:
     too, until a checkpoint gives slots back: leave it more room.
 
     ``weights_only`` leaves out the state of optimizers and policies: for tables that are restored from files
-    and only read. They refuse pushes, saves and checkpoints.
+    and only read. They refuse pushes, saves and checkpoints. ``row_precision`` keeps such weights in fewer
+    bytes: ``"int8"`` as 8-bit integers and a scale for each row, 1/127 of its largest weight; ``"bfloat16"``
+    each rounded to the nearest. Loading a row that has NaN or a weight beyond the precision's largest raises
+    ``CheckpointError`` naming table and key. Servers refuse it (``SpecError``).
     """
 
     type: str = "dram"
@@ -195,6 +201,7 @@ class StorageSpec:
     cache_bytes: int = 0
     weights_only: bool = False
     fresh: bool = False
+    row_precision: str = ""
 
     def to_json(self) -> str:
         """Return the storage as a JSON object; ``SpecError`` if a value has no JSON form."""

@@ -184,7 +184,9 @@ def _scaled(table: Table, keys: Any, rows: Any) -> tuple[Any, Any]:
             "cannot hold; nothing was written"
         )
     scales = most / np.float32(127)
-    return np.rint(rows / np.where(scales > 0, scales, 1)[:, None]).astype(np.int8), scales
+    # A scale that is subnormal may be too small.
+    steps = np.rint(rows / np.where(scales > 0, scales, 1)[:, None]).clip(-127, 127)
+    return steps.astype(np.int8), scales
 
 
 def _default_value(table: Table) -> float:

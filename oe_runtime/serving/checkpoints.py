@@ -236,7 +236,8 @@ class ServedRows:
         assert self.client is not None  # noqa: S101 - there is something to apply it to
         try:
             names = [spec.name for spec in self._specs]
-            return _core.read_increment(str(path.absolute()), names, self.client.servers)
+            precision = self._storage.row_precision
+            return _core.read_increment(str(path.absolute()), names, self.client.servers, precision)
         except CheckpointError as error:
             if checkpoint.find_tables(path):
                 raise

@@ -95,14 +95,14 @@ class Model:
                 loaded = _load(_write_serving_model(path, Path(directory) / "model"), compile_to)
         else:
             loaded = _load(path, compile_to)
+        _check_precision("" if storage is None else storage.row_precision, path, loaded, client)
         if not isinstance(loaded, WithoutRows):
             if rows is not None or client is not None:
                 raise ServingError(f"{path} includes its rows; serve it without other rows or servers")
             if step is not None:
                 raise ServingError(_NO_STEPS)
             return cls(loaded, None, None, None)
-        if rows is None and client is None:
-            rows = loaded.rows
+        rows = loaded.rows if rows is None and client is None else rows
         if rows is None and client is None:
             raise ServingError(f"{path} includes no rows: name checkpoints or servers that have them")
         specs = [TableSpec.from_json(spec) for spec in loaded.description.tables]
@@ -487,6 +487,19 @@ def is_torch(path: str | os.PathLike[str]) -> bool:
         return (RemotePath(str(path).rstrip("/")) / PROGRAM).exists()
     except OSError as error:
         raise ServingError(f"cannot read {remote_files.describe(error)}") from error
+
+
+def _check_precision(precision: str, path: Path, loaded: Any, client: Client | None) -> None:
+    """Raise ServingError where rows are not this process's own, to be kept in another precision."""
+    if precision and not isinstance(loaded, WithoutRows):
+        raise ServingError(
+            f"{path} includes its rows and keeps them as they are; "
+            f"export it with rows={precision!r}, or serve it without a row precision"
+        )
+    if precision and client is not None:
+        raise ServingError(
+            f"the servers keep their rows; a row precision ({precision}) is for rows from checkpoints"
+        )
 
 
 def _load(path: Path, compile_to: Path | None) -> Any:

@@ -484,15 +484,17 @@ void BindIncrements(py::module_& module) {
   py::class_<Increments>(module, "Increment", "The files of a save that Client.apply_increment takes.");
   module.def(
       "read_increment",
-      [](const std::string& directory, const std::vector<std::string>& tables, uint32_t servers) {
+      [](const std::string& directory, const std::vector<std::string>& tables, uint32_t servers,
+         const std::string& row_precision) {
         auto read = std::make_unique<Increments>();
         for (uint32_t server = 0; server < servers; ++server) {
-          read->of_servers.push_back(ReadIncrement(directory, tables, {server, servers}));
+          read->of_servers.push_back(ReadIncrement(directory, tables, {server, servers}, row_precision));
         }
         return read;
       },
-      Release(), py::arg("directory"), py::arg("tables"), py::arg("servers"),
-      "Reads the tables' files of all servers and compares every checksum.");
+      Release(), py::arg("directory"), py::arg("tables"), py::arg("servers"), py::arg("row_precision") = "",
+      "Reads the tables' files of all servers, compares every checksum, and refuses a row that a storage of\n"
+      "this row_precision cannot keep.");
 }
 
 void BindPulled(py::module_& module) {

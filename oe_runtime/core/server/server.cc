@@ -51,6 +51,10 @@ class Server::Impl {
       throw SpecError("server index " + std::to_string(options.shard.server) + " of " +
                       std::to_string(options.shard.servers) + " does not exist; it counts from 0");
     }
+    if (!options.storage.row_precision.empty()) {
+      throw SpecError("storage: 'row_precision' is for tables of one process, and servers' rows are of the " +
+                      std::string("dtype of their tables"));
+    }
     // The address first: a port that is taken must not cost the cleaning of a directory.
     Bind(options);
     storage_ = Storage::Open(options.storage);

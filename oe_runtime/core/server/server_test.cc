@@ -117,6 +117,15 @@ TEST(ServerTest, OutsideLoopbackNeedsAToken) {
   EXPECT_FALSE(Server{options}.encrypted());
 }
 
+TEST(ServerTest, RowsOfServersAreOfTheirTablesDtype) {
+  ServerOptions options;
+  options.storage.weights_only = true;
+  options.storage.row_precision = "int8";
+  EXPECT_EQ(MessageOf<SpecError>([&] { Server server(options); }),
+            "storage: 'row_precision' is for tables of one process, and servers' rows are of the dtype of "
+            "their tables");
+}
+
 // The version of each frame of a stream.
 std::vector<int> VersionsOf(const std::string& stream) {
   std::vector<int> versions;

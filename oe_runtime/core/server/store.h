@@ -223,9 +223,10 @@ struct Increment {
   std::map<std::string, Part> parts;  // by table
 };
 
-// Throws CheckpointError for a file that is missing or damaged.
+// Throws CheckpointError for a file that is missing or damaged, and for a row that tables of such a
+// StorageSpec::row_precision cannot keep.
 Increment ReadIncrement(const std::string& directory, const std::vector<std::string>& tables,
-                        const ShardInfo& shard);
+                        const ShardInfo& shard, const std::string& row_precision = "");
 
 // For Store::LockPush.
 std::vector<uint32_t> TablesOf(const std::vector<PushPart>& parts);

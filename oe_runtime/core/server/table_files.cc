@@ -14,6 +14,7 @@
 
 #include "oe_runtime/core/checkpoint/table_pack.h"
 #include "oe_runtime/core/server/store.h"
+#include "oe_runtime/core/table/reduced_weights.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -167,7 +168,7 @@ nlohmann::json TableChecksums(const std::string& directory, const std::vector<st
 }
 
 Increment ReadIncrement(const std::string& directory, const std::vector<std::string>& tables,
-                        const ShardInfo& shard) {
+                        const ShardInfo& shard, const std::string& row_precision) {
   std::vector<std::string> names;
   names.reserve(tables.size());
   for (const std::string& table : tables) names.push_back(TableFileName(table, shard));
@@ -181,7 +182,13 @@ Increment ReadIncrement(const std::string& directory, const std::vector<std::str
   }
   const auto read = [&](size_t i) {
     auto reader = std::make_unique<TableFileReader>(std::move(opened[i]));
-    while (reader->NextBlock() > 0) {
+    const TableFileInfo& info = reader->info();
+    const auto reduced = ReducedWeights::Create(row_precision, info.spec);
+    std::vector<std::byte> row(reduced != nullptr ? reduced->bytes() : 0);
+    while (const size_t n = reader->NextBlock()) {
+      for (size_t r = 0; reduced != nullptr && r < n; ++r) {
+        reduced->Reduce(reader->keys()[r], reader->rows() + r * info.row_bytes, row.data());
+      }
     }
     parts[i]->info = reader->info();
     if (reader->info().bytes <= kSmallTable) parts[i]->held = std::move(reader);

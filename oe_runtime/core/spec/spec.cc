@@ -308,6 +308,7 @@ void to_json(json& json, const StorageSpec& spec) {
           {"cache_bytes", spec.cache_bytes},
           {"weights_only", spec.weights_only},
           {"fresh", spec.fresh}};
+  if (!spec.row_precision.empty()) json["row_precision"] = spec.row_precision;
 }
 
 void from_json(const json& json, StorageSpec& spec) {
@@ -326,8 +327,11 @@ void from_json(const json& json, StorageSpec& spec) {
     read.cache_bytes = fields.Unsigned("cache_bytes", std::numeric_limits<uint64_t>::max());
   }
   if (fields.Has("weights_only")) read.weights_only = fields.Boolean("weights_only");
+  if (fields.Has("row_precision")) read.row_precision = fields.String("row_precision");
   if (fields.Has("fresh")) read.fresh = fields.Boolean("fresh");
-  fields.End("type, path, capacity_bytes, recover, kept_checkpoints, cache_bytes, weights_only, fresh");
+  fields.End(
+      "type, path, capacity_bytes, recover, kept_checkpoints, cache_bytes, weights_only, "
+      "row_precision, fresh");
   spec = std::move(read);
 }
 

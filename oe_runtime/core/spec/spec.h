@@ -71,7 +71,8 @@ std::string ToJsonText(const TableSpec& spec);
 TableSpec TableSpecFromJsonText(const std::string& text);
 
 // {"type": "dram"|"pmem_libpmem"|"dram_pmem"|"dram_ssd"|"pmem_memkind", "path": "", "capacity_bytes": 0,
-//  "recover": false, "kept_checkpoints": 2, "cache_bytes": 0, "weights_only": false, "fresh": false}
+//  "recover": false, "kept_checkpoints": 2, "cache_bytes": 0, "weights_only": false, "row_precision": "int8",
+//  "fresh": false}
 void to_json(nlohmann::json& json, const StorageSpec& spec);
 void from_json(const nlohmann::json& json, StorageSpec& spec);
 

@@ -152,6 +152,7 @@ TEST(SpecTest, Storage) {
   spec["kept_checkpoints"] = 5;
   spec["cache_bytes"] = 4096;
   spec["weights_only"] = true;
+  spec["row_precision"] = "int8";
   spec["fresh"] = true;
   EXPECT_EQ(nlohmann::json(spec.get<StorageSpec>()), spec);
   spec["recover"] = 1;

@@ -64,6 +64,10 @@ std::shared_ptr<Storage> Storage::Open(const StorageSpec& spec) {
         "storage: 'recover' (--storage-recover) goes on from the tables in a directory and 'fresh' "
         "(--storage-fresh) removes them; give one of the two");
   }
+  if (!spec.row_precision.empty() && !spec.weights_only) {
+    throw SpecError("storage: rows that are trained cannot be kept as " + spec.row_precision +
+                    "; 'row_precision' is for 'weights_only'");
+  }
   if (spec.type == "dram") return OpenDram(spec);
   if (spec.type == "pmem_memkind") return OpenMemkind(spec);
   if (spec.type == "pmem_libpmem" || spec.type == "dram_pmem") return OpenPools(spec);

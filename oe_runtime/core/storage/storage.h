@@ -40,6 +40,9 @@ struct StorageSpec {
   // Rows are their weights, without the state of optimizers and policies: for tables that are restored from
   // files and read. All else that needs a whole row is refused.
   bool weights_only = false;
+  // With weights_only: "int8" or "bfloat16" keep the weights in fewer bytes (table/reduced_weights.h); "": as
+  // trained. Servers refuse it. In JSON, only where it is not empty.
+  std::string row_precision = "";
   // Pools and logs, not with `recover`: whether tables that the directory holds are removed, so that all
   // start empty. With neither of the two, a directory that holds a checkpoint is refused.
   bool fresh = false;

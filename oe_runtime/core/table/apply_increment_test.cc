@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/common/half.h"
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
@@ -132,6 +135,61 @@ TEST_P(ApplyIncrementTest, WeightsAloneAreEnoughToRead) {
   EXPECT_TRUE(refused([&] { copy->Evict(); }));
   EXPECT_TRUE(refused([&] { copy->Checkpoint(1); }));
   EXPECT_EQ(Rows(*copy), Rows(*trained));
+}
+
+// As an export of int8 rows: only keys of an array all have a row there.
+TEST_P(ApplyIncrementTest, RowsOfFewerBitsFollowTheTableThatIsTrained) {
+  const auto expected = [](const Table& trained, const std::vector<float>& rows, bool is_int8) {
+    const uint32_t dim = trained.spec().dim;
+    std::vector<Key> keys;
+    for (uint32_t part = 0; part < Table::kParts; ++part) {
+      for (const Key key : trained.Keys(part)) keys.push_back(key);
+    }
+    if (trained.spec().index == "array") {
+      keys.resize(kKeys);
+      for (Key key = 0; key < kKeys; ++key) keys[key] = key;
+    }
+    std::vector<float> reduced = rows;
+    for (const Key key : keys) {
+      float* const row = &reduced[key * dim];
+      float most = 0;
+      for (uint32_t d = 0; d < dim; ++d) most = std::max(most, std::fabs(row[d]));
+      const float scale = most / 127.0F;
+      for (uint32_t d = 0; d < dim; ++d) {
+        row[d] =
+            is_int8 ? std::nearbyint(row[d] / scale) * scale : Bfloat16::ToFloat(Bfloat16::Nearest(row[d]));
+      }
+    }
+    return reduced;
+  };
+  for (const std::string precision : {"int8", "bfloat16"}) {
+    const auto trained = New(StorageSpec{});
+    const TestDirectory directory;
+    StorageSpec storage = TestStorage(std::get<0>(GetParam()), directory.path(), 0);
+    storage.weights_only = true;
+    storage.row_precision = precision;
+    const auto copy = New(storage);
+    const auto right = [&] { return expected(*trained, Rows(*trained), precision == "int8"); };
+    Push(trained.get(), 0, 1500);
+    const std::string full = files_.file(precision);
+    uint64_t last = trained->Save(full).checksum;
+    copy->Restore({full});
+    EXPECT_EQ(Rows(*copy), right());
+    EXPECT_NE(Rows(*copy), Rows(*trained));
+    for (uint64_t i = 1; i <= 3; ++i) {
+      const std::string file = full + std::to_string(i);
+      Push(trained.get(), 500 * i, 500 * i + 900);
+      last = trained->Save(file, last).checksum;
+      copy->ApplyIncrement(file);
+      copy->Upkeep();
+      EXPECT_EQ(copy->rows(), trained->rows());
+      EXPECT_EQ(Rows(*copy), right());
+    }
+    EXPECT_EQ(MessageOf<SpecError>([&] {
+                Push(copy.get(), 0, 10);
+              }).find("table 'C1' has the weights of its rows only"),
+              0U);
+  }
 }
 
 TEST_P(ApplyIncrementTest, RefusesAnIncrementOfAnotherBase) {

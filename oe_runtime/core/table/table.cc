@@ -15,6 +15,7 @@
 #include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/table/content.h"
 #include "oe_runtime/core/table/gradients.h"
+#include "oe_runtime/core/table/reduced_weights.h"
 #include "oe_runtime/core/table/row_ops.h"
 
 namespace oe {
@@ -163,7 +164,8 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       eviction_(spec_.eviction, ops_->format().dtype, spec_.dim, ops_->format().facts_at),
       by_facts_(spec_.eviction, ops_->format().dtype, spec_.dim, 0),
       row_bytes_(eviction_.facts().row_bytes()),
-      kept_bytes_(storage_->spec().weights_only ? ops_->format().weight_bytes() : row_bytes_),
+      reduced_(ReducedWeights::Create(storage_->spec().row_precision, spec_)),
+      kept_bytes_(KeptBytes()),
       is_array_(IsArray(spec_)),
       has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
       default_value_(spec_.admission.name.empty() ? 0 : spec_.admission.params.at("default_value")),
@@ -175,6 +177,11 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
 }
 
 Table::~Table() = default;
+
+size_t Table::KeptBytes() const {
+  if (reduced_ != nullptr) return reduced_->bytes();
+  return storage_->spec().weights_only ? ops_->format().weight_bytes() : row_bytes_;
+}
 
 std::shared_ptr<Damage> Table::NewDamage() const {
   const std::string table = "table '" + spec_.name + "'" + (job_.empty() ? "" : " of job '" + job_ + "'");
@@ -192,7 +199,7 @@ PoolSpec Table::NewPoolSpec() const {
   pool.may_differ = {"max_rows", "max_bytes"};  // the cap, which RecoverContent() keeps
   pool.damage = damage_;
   pool.row_bytes = kept_bytes_;
-  if (kept_bytes_ == row_bytes_) {
+  if (keeps_facts()) {
     pool.facts_at = eviction_.facts().at();
     pool.fact_words = eviction_.facts().words();
   }
@@ -342,9 +349,11 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out, bool packed) 
   const size_t bytes = packed ? spec_.dim * sizeof(uint16_t) : ops_->format().value_bytes();
   const bool unpack = IsHalf(ops_->format().dtype) && !packed;
   const bool words = bytes % sizeof(uint32_t) == 0;
-  CopyRows(n, ops_->format().state_at, &piece, [&](size_t i, const std::byte* row) {
+  CopyRows(n, std::min(kept_bytes_, ops_->format().state_at), &piece, [&](size_t i, const std::byte* row) {
     if (row == nullptr) {
       packed ? PackMissing(keys[i], out + i * bytes) : FillMissing(keys[i], out + i * bytes);
+    } else if (reduced_ != nullptr) {
+      reduced_->Read(row, out + i * bytes);
     } else if (unpack) {
       ops_->Read(row, out + i * bytes);
     } else if (words) {

@@ -34,6 +34,7 @@ class AdmissionFilter;
 class Damage;
 class KeptRows;
 class LogReads;
+class ReducedWeights;
 class RowMap;
 class RowOps;
 struct LogPoolStats;
@@ -270,6 +271,8 @@ class Table {
   void CheckUnread(uint32_t shard, const Key* keys, size_t n) const;
   bool ScrubLog(ScrubPosition* position, uint64_t* bytes);
   void RequireWhole() const;
+  bool keeps_facts() const { return reduced_ == nullptr && kept_bytes_ == row_bytes_; }
+  size_t KeptBytes() const;
   Plan MakePlan(const Key* keys, size_t n) const;
   size_t PullPiece(const Key* keys, size_t n, std::byte* out, bool packed) const;
   uint32_t InternalShard(Key key) const;
@@ -317,7 +320,9 @@ class Table {
   const Eviction eviction_;
   const Eviction by_facts_;  // the same for rows that are nothing but their facts
   const size_t row_bytes_;
-  const size_t kept_bytes_;  // how many of these the storage keeps, from the first on
+  const std::unique_ptr<const ReducedWeights> reduced_;  // nullptr: as in files
+  // Of what the storage keeps: the first bytes of a row in files, or its weights as reduced_ has them.
+  const size_t kept_bytes_;
   const bool is_array_;
   const bool has_policies_;
   const double default_value_;                    // of keys that are not admitted

@@ -22,6 +22,7 @@ TableFiles Table::Files() const {
           shard_,
           row_bytes_,
           kept_bytes_,
+          reduced_.get(),
           [this](Key key) { return InternalShard(key); },
           [this](Key key, std::byte* row) {
             ops_->Init(key, row);
@@ -110,7 +111,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* execu
     LoadFilters(saved, spec_, content->version.load(), content->filter.get(),
                 [this](Key key) { return InternalShard(key); });
   }
-  if (eviction_.capped() && kept_bytes_ == row_bytes_) KeepCap(content.get());
+  if (eviction_.capped() && keeps_facts()) KeepCap(content.get());
   NoteLoaded(*content);
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);

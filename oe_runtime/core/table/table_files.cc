@@ -326,14 +326,27 @@ bool TableFiles::ReadLoad(TableChainReader* reader, Load* load) const {
   return true;
 }
 
+// What the maps keep of a row of a file: its first bytes, or its weights reduced to `scratch`.
+const std::byte* TableFiles::Kept(Key key, const std::byte* row, std::byte* scratch) const {
+  if (reduced_ == nullptr) return row;
+  reduced_->Reduce(key, row, scratch);
+  return scratch;
+}
+
 void TableFiles::AddLoad(const Load& load, RowMap* map, uint32_t shard) const {
   const std::vector<Key>& keys = load.keys[shard];
   const std::vector<size_t>& places = load.places[shard];
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[keys.size()]);
+  std::vector<std::byte> scratch(reduced_ != nullptr ? keys.size() * kept_bytes_ : 0);
+  std::vector<const std::byte*> kept(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    std::byte* const to = scratch.empty() ? nullptr : &scratch[i * kept_bytes_];
+    kept[i] = Kept(keys[i], load.rows.data() + places[i], to);
+  }
   size_t added = 0;  // rows are made in the order of the keys, if none is there already
   const auto fill = [&](Key key, std::byte* row) {
     if (added == keys.size() || keys[added] != key) return;
-    std::memcpy(row, load.rows.data() + places[added++], kept_bytes_);
+    std::memcpy(row, kept[added++], kept_bytes_);
   };
   for (size_t begin = 0; begin < keys.size(); begin += kAddedAtOnce) {
     const size_t size = std::min(kAddedAtOnce, keys.size() - begin);
@@ -392,17 +405,19 @@ void TableFiles::Apply(TableFileReader* reader, const RowMaps& maps) const {
       map.Erase(reader->keys()[i]);
     }
   }
+  std::vector<std::byte> scratch(kept_bytes_);
   while (const size_t n = reader->NextBlock()) {
     for (size_t i = 0; i < n; ++i) {
       const Key key = reader->keys()[i];
       RowMap& map = map_of(key);
+      const std::byte* const kept = Kept(key, reader->rows() + i * row_bytes_, scratch.data());
       const RowLog::Room room = RoomFor(map, 1);
       const std::unique_lock<FairSharedMutex> lock(map.mutex());
       uint32_t number = kNoRow;
       const Unpin unpin(&map, &number, 1);
       map.FindOrAdd(&key, 1, &number, [](Key, std::byte*) {});
       const auto copies = map.store().LockCopies();
-      std::memcpy(map.row(number), reader->rows() + i * row_bytes_, kept_bytes_);
+      std::memcpy(map.row(number), kept, kept_bytes_);
     }
   }
   for (const auto& map : maps) map->store().changes().Start();

@@ -17,6 +17,7 @@
 #include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/spec/spec.h"
 #include "oe_runtime/core/storage/row_map.h"
+#include "oe_runtime/core/table/reduced_weights.h"
 
 namespace oe {
 
@@ -25,15 +26,18 @@ class TableFiles {
   static constexpr uint32_t kShards = 16;  // internal shards
   using RowMaps = std::array<std::unique_ptr<RowMap>, kShards>;
 
-  // `spec` must outlive this. Rows have `row_bytes`, of which the maps keep the first `kept_bytes`.
+  // `spec` and `reduced` must outlive this. Rows have `row_bytes`, of which the maps keep the first
+  // `kept_bytes`, or, if `reduced` is not nullptr, the weights as it reduces them to as many.
   // `shard_of` says the internal shard of a key, kShards for one of another server; `new_row` makes the row
   // of a key that has none.
   TableFiles(const TableSpec& spec, ShardInfo shard, size_t row_bytes, size_t kept_bytes,
-             std::function<uint32_t(Key)> shard_of, std::function<void(Key, std::byte*)> new_row)
+             const ReducedWeights* reduced, std::function<uint32_t(Key)> shard_of,
+             std::function<void(Key, std::byte*)> new_row)
       : spec_(spec),
         shard_(shard),
         row_bytes_(row_bytes),
         kept_bytes_(kept_bytes),
+        reduced_(reduced),
         shard_of_(std::move(shard_of)),
         new_row_(std::move(new_row)) {}
 
@@ -60,11 +64,13 @@ class TableFiles {
                 const RowLogWalk* walk, Blocks* blocks, const std::function<void(Key)>& damaged) const;
   bool ReadLoad(TableChainReader* reader, Load* load) const;
   void AddLoad(const Load& load, RowMap* map, uint32_t shard) const;
+  const std::byte* Kept(Key key, const std::byte* row, std::byte* scratch) const;
 
   const TableSpec& spec_;
   const ShardInfo shard_;
   const size_t row_bytes_;
   const size_t kept_bytes_;
+  const ReducedWeights* const reduced_;
   const std::function<uint32_t(Key)> shard_of_;
   const std::function<void(Key, std::byte*)> new_row_;
 };

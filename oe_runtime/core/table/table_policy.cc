@@ -11,6 +11,7 @@
 
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/table/content.h"
+#include "oe_runtime/core/table/reduced_weights.h"
 #include "oe_runtime/core/table/row_ops.h"
 
 namespace oe {
@@ -141,12 +142,15 @@ std::array<uint64_t, Table::kParts> Table::ShareOfCap() const {
 }
 
 void Table::FillMissing(Key key, std::byte* out) const {
-  if (spec_.admission.name.empty()) return ops_->ReadMissing(key, out);
-  if (ops_->format().dtype == Dtype::kFloat64) {
+  if (spec_.admission.name.empty()) {
+    ops_->ReadMissing(key, out);
+  } else if (ops_->format().dtype == Dtype::kFloat64) {
     std::fill_n(reinterpret_cast<double*>(out), spec_.dim, default_value_);
   } else {
     std::fill_n(reinterpret_cast<float*>(out), spec_.dim, static_cast<float>(default_value_));
   }
+  // An export has a row of each key of an array.
+  if (reduced_ != nullptr && is_array_) reduced_->Round(out);
 }
 
 // The same as halves. These are the values themselves: see PullsHalves().
@@ -372,7 +376,7 @@ bool Table::SweepFilter(uint32_t shard, uint32_t reasons, uint32_t sweep, Index:
 
 // Of rows that came from a checkpoint: whether the clock can be right (TtlClock).
 void Table::NoteLoaded(const Content& content) {
-  if (!eviction_.has_ttl() || kept_bytes_ != row_bytes_) return;
+  if (!eviction_.has_ttl() || !keeps_facts()) return;
   std::vector<uint32_t> pushed;
   std::array<Key, kSample> keys{};
   std::array<uint32_t, kSample> numbers{};

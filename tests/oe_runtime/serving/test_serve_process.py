@@ -124,6 +124,10 @@ def test_a_served_model_follows_training(tmp_path):
         (["."], "neither a model to serve nor the directory of a run"),
         ([".", "--servers", "127.0.0.1:1"], "127.0.0.1:1"),
         ([".", "--servers", "127.0.0.1:1", "--token-file", "none"], "cannot read the token file none"),
+        (
+            [".", "--servers", "127.0.0.1:1", "--row-precision", "int8"],
+            "--row-precision does not go with --servers: servers keep rows as trained",
+        ),
         ([".", "--batch-timeout-ms", "1"], "--batch-timeout-ms needs --max-batch-size above 1"),
     ],
 )

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -548,6 +549,99 @@ def test_optimizer_state_takes_no_memory(tmp_path):
             store.client.push(store.client.pull([ids], [(0, 0)]), [np.ones((len(ids), 16), np.float32)], 0.1)
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("storage", ["dram", "dram_ssd"])
+def test_int8_rows_answer_as_an_export_of_them(storage, training, export, tmp_path):
+    x, _ = batch(64, ids=60)
+    directory = str(tmp_path) if storage != "dram" else ""
+    kept = StorageSpec(storage, directory, cache_bytes=0 if storage == "dram" else 1 << 20)
+    training.fit()
+    training.publish(10)
+    with (
+        Model.load(export, training.checkpoints, storage=replace(kept, row_precision="int8")) as model,
+        Model.load(export, training.checkpoints, storage=StorageSpec(row_precision="bfloat16")) as half,
+    ):
+
+        def check(name):
+            path = training.model.save_as_original_model(tmp_path / name, rows="int8")
+            with Model.load(path) as of_export:
+                wanted = of_export.predict(x)["output_0"]
+            np.testing.assert_allclose(model.predict(x)["output_0"], wanted, atol=3e-7)
+            trained = training.predict(x)
+            assert 1e-5 < np.abs(wanted - trained).max() < 0.02
+            assert 1e-5 < np.abs(half.predict(x)["output_0"] - trained).max() < 0.02
+
+        check("full")
+        for step in (20, 30):
+            training.fit(seed=step)
+            training.publish(step, base=step - 10)
+            assert model.refresh()
+            assert half.refresh()
+            check(f"step-{step}")
+
+
+@pytest.mark.parametrize(("precision", "least"), [("int8", 0.30), ("bfloat16", 0.49)])
+def test_rows_of_fewer_bits_take_less_memory(precision, least, tmp_path):
+    spec, ids = TableSpec("t", 32, optimizer={"name": "sgd"}), np.arange(200_000)
+    with Client.in_process() as trained:
+        table = trained.create_table(spec)
+        trained.assign(table, ids, np.random.default_rng(1).random((len(ids), 32), np.float32))
+        checkpoint.publish(tmp_path, 1, lambda path: {"tables": trained.save(path)}, keep=1)
+        whole = memory(trained)
+    store = ServedRows([spec], StorageSpec(row_precision=precision), threads=1)
+    store.use(store.load(ServedCheckpoints(tmp_path).newest()))
+    try:
+        assert least * 0.9 * whole < memory(store.client) < least * 1.1 * whole
+    finally:
+        store.close()
+
+
+def test_a_row_that_int8_cannot_hold_is_named_and_the_rows_before_stay(tmp_path):
+    spec = TableSpec("t", 2, optimizer={"name": "sgd"}, nonfinite_gradients="pass")
+    ids = np.arange(40) - 3
+    store = ServedRows([spec], StorageSpec(row_precision="int8"), threads=1)
+    found = ServedCheckpoints(tmp_path)
+    named = "table 't': the row of key -2 has NaN or a number that rows of int8 cannot hold"
+    with Client.in_process() as trained:
+        table = trained.create_table(spec)
+
+        def push(value):
+            gradients = np.full((len(ids), 2), 0.5, np.float32)
+            gradients[1] = value
+            trained.push(trained.pull([ids], [(table, 0)]), [gradients], 0.1)
+
+        push(0.5)
+        first = checkpoint.publish(tmp_path, 1, lambda path: {"tables": trained.save(path)}, keep=9)
+        store.use(store.load(found.newest()))
+        before = store.client.pull_rows(0, ids)
+        push(np.nan)
+        checkpoint.publish(
+            tmp_path, 2, lambda path: {"tables": trained.save(path, since=first)}, keep=9, base=first
+        )
+    newest = found.newest()
+    with pytest.raises(CheckpointError, match=named):
+        store.read_ahead(newest.chain[1:])
+    with pytest.raises(CheckpointError, match=named):
+        store.load(newest)
+    np.testing.assert_array_equal(store.client.pull_rows(0, ids), before)
+    store.close()
+
+
+def test_a_row_precision_is_for_rows_from_checkpoints(training, export, tmp_path):
+    kept = StorageSpec(row_precision="int8")
+    with pytest.raises(
+        ServingError, match=r"the servers keep their rows; a row precision \(int8\) is for rows"
+    ):
+        Model.load(export, client=training.client, storage=kept)
+    whole = training.model.save_as_original_model(tmp_path / "whole")
+    with pytest.raises(ServingError, match="whole includes its rows and keeps them as they are"):
+        Model.load(whole, storage=kept)
+    training.publish(1)
+    with pytest.raises(SpecError, match="'row_precision' must be int8, bfloat16 or empty, not 'int4'"):
+        Model.load(export, training.checkpoints, storage=StorageSpec(row_precision="int4"))
+    with pytest.raises(SpecError, match="rows that are trained cannot be kept as int8"):
+        Client.in_process(kept)
 
 
 def memory(client):
