@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "oe_runtime/core/client/client.h"
+#include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/wire/frame.h"
 
