@@ -120,7 +120,7 @@ class ServedCheckpoints:
             # A second time, because a file system's clock ticks: there may be two changes at one time.
             self._look_again = times != self._times
             self._times = times
-            newest = [path for place in places for path in checkpoint.published(place)[-1:]]
+            newest = [place / name for place in places for name in checkpoint.published_names(place)[-1:]]
             self._newest_stamp = [(path, checkpoint.stamp(path / checkpoint.MANIFEST)) for path in newest]
         return self._newest_stamp
 
@@ -142,9 +142,10 @@ class ServedCheckpoints:
         if self._remote is not None:
             self._fetch(self._remote)
         for directory in (self.directory, self.directory / "checkpoints"):
-            if paths := checkpoint.published(directory):
-                self._without_rows = {path: self._without_rows.get(path) for path in paths}
-                names = self._chosen([path.name for path in paths], str(directory))
+            if there := checkpoint.published_names(directory):
+                kept = {*there}
+                self._without_rows = {path: s for path, s in self._without_rows.items() if path.name in kept}
+                names = self._chosen(there, str(directory))
                 for path in (directory / name for name in reversed(names)):
                     if served := self._with_rows(path):
                         return served
@@ -165,8 +166,10 @@ class ServedCheckpoints:
 
     def _chosen(self, names: Sequence[str], directory: str) -> list[str]:
         """Return those of `step` of these checkpoints, oldest first; all without a `step`."""
+        if self.step is None:
+            return list(names)
         steps = [(checkpoint.order(name) or (0, 0))[0] for name in names]
-        chosen = [name for name, step in zip(names, steps, strict=True) if self.step in (None, step)]
+        chosen = [name for name, step in zip(names, steps, strict=True) if step == self.step]
         if not chosen:
             kept = ", ".join(map(str, dict.fromkeys(steps)))
             raise NotKept(f"step {self.step} is not kept in {directory}: it has {kept}")
@@ -185,7 +188,8 @@ class ServedCheckpoints:
             if not any(name.endswith(checkpoint.WITH_ROWS) for name in found.manifest["files"]):
                 self._without_rows[path] = stamp
                 return None
-            chain, digests = zip(*checkpoint.links(path), strict=True)
+            links = [] if known is None else list(zip(known.chain, known.digests, strict=True))
+            chain, digests = zip(*checkpoint.links(path, links), strict=True)
             taken = _taken(found.manifest.get("training"))
             self._known, self._stamp = ServedCheckpoint(chain, found.step, digests, taken), stamp
         return self._known

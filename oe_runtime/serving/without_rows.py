@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,9 @@ from numpy.typing import NDArray
 
 from oe_runtime import _core
 from oe_runtime.client import Client
-from oe_runtime.errors import InputError, KeyRangeError, ServingError
+from oe_runtime.errors import CheckpointError, InputError, KeyRangeError, ServingError
 from oe_runtime.model_description import LENGTHS, Description, Signature
+from oe_runtime.support import dense_file
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -89,10 +89,10 @@ class WithoutRows:
         Raises ServingError naming the variable that is missing or differs.
         """
         try:
-            with np.load(file, allow_pickle=False) as content:
-                return self.select_weights(content, str(file))
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise ServingError(f"{file}: cannot be read as a dense checkpoint: {error}") from error
+            arrays = dense_file.read(file, names=self._weights)
+        except CheckpointError as error:
+            raise ServingError(str(error)) from error
+        return self.select_weights(arrays, str(file))
 
     def select_weights(self, arrays: Arrays, source: str) -> list[NDArray[Any]]:
         """Return the same from arrays by name; errors name their `source`."""

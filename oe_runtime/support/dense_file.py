@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,22 @@ def write(arrays: Mapping[str, NDArray[Any]], directory: Path, name: str = FILE)
     return path
 
 
-def read(path: Path, content: bytes | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays that `write` wrote. Raises CheckpointError, which names the path.
+def read(
+    path: Path, content: bytes | None = None, *, names: Container[str] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays that `write` wrote, or those of `names` among them.
 
-    `content` is that of the file, where another process has read it.
+    `content` is that of the file, where another process has read it. Raises CheckpointError, which names the
+    path.
     """
     try:
         with zipfile.ZipFile(path if content is None else io.BytesIO(content)) as file:
-            return {name.removesuffix(".npy"): _array(file.read(name)) for name in file.namelist()}
+            found = {member.removesuffix(".npy"): member for member in file.namelist()}
+            return {
+                name: _array(file.read(member))
+                for name, member in found.items()
+                if names is None or name in names
+            }
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path}: cannot be read as a dense checkpoint: {error}") from error
 

@@ -241,3 +241,21 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match="file"):
         checkpoint.publish(tmp_path / "file" / "checkpoints", 1, write_rows("one"))
+
+
+def test_a_chain_is_followed_only_to_what_is_known_of_it(tmp_path, monkeypatch):
+    paths: list[Path] = []
+    for step in range(6):
+        base = paths[-1] if paths else None
+        paths.append(checkpoint.publish(tmp_path, step, write_rows(str(step)), base=base))
+    known = checkpoint.links(paths[3])
+    everything = checkpoint.links(paths[5])
+    assert [path for path, _ in everything] == paths
+    looked: list[Path] = []
+    stamp = checkpoint.store.stamp
+    monkeypatch.setattr(checkpoint.store, "stamp", lambda path: looked.append(path.parent) or stamp(path))
+    assert checkpoint.links(paths[5], known) == everything
+    assert {*looked} == {*paths[3:]}
+    # A base of the same name that is another one now is not what is known.
+    replaced = [*known[:-1], (known[-1][0], "0" * 64)]
+    assert checkpoint.links(paths[5], replaced) == everything
