@@ -89,7 +89,7 @@ def _path(variable: Any) -> str:
 
 def values(model: Any) -> dict[str, NDArray[Any]]:
     """Return copies of all variables for `write`, which later steps do not change."""
-    variables = {name: np.array(variable.numpy()) for name, variable in named_variables(model).items()}
+    variables = {name: _copy(variable) for name, variable in named_variables(model).items()}
     served = getattr(model, "served", None)
     of_rows = {} if served is None else served.accumulated.arrays()
     return {**variables, **{_OF_ROWS + name: value for name, value in of_rows.items()}}
@@ -97,7 +97,13 @@ def values(model: Any) -> dict[str, NDArray[Any]]:
 
 def weights(model: Any) -> dict[str, NDArray[Any]]:
     """Return copies of the model's own variables, as `values` names them."""
-    return {name: np.array(variable.numpy()) for name, variable in model_variables(model).items()}
+    return {name: _copy(variable) for name, variable in model_variables(model).items()}
+
+
+def _copy(variable: Any) -> NDArray[Any]:
+    """Return the variable's value in memory of its own. `numpy()` copies it, on most backends of Keras."""
+    value = np.asarray(variable.numpy())
+    return value if value.flags.owndata else value.copy()
 
 
 def model_variables(model: Any) -> dict[str, Any]:
