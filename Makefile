@@ -16,7 +16,7 @@ LOOPS := deepctr-torch==0.3.0 fuxictr==2.3.10 torchfm==0.7.0 pytorch-lightning==
 LOOPS_MODULES := accelerate, deepctr_torch, fuxictr, pytorch_lightning, torchfm
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo demo-ssd test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core bench-quick images sanitize fuzz simulate lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
+.PHONY: help setup demo demo-ssd test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core bench-quick images sanitize sanitize-address sanitize-thread fuzz simulate lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -124,10 +124,14 @@ KEPT = *TableUpdatesTest.*_3:*TableUpdatesTest.*_5
 # same process used it.
 FORKS = *AForkedProcessGivesNothingBack:*RefusesADirectoryThatALiveProcessHolds:*EveryRowIsAsItWasAtTheNewestCheckpoint*
 
-sanitize: setup
+sanitize: sanitize-address sanitize-thread
+
+sanitize-address: setup
 	@$(SANITIZE) -B build/asan -DOE_SANITIZE=address,undefined >/dev/null
 	cmake --build build/asan --target core_test
 	export OE_CRASH_POINTS=$(SANITIZE_CRASH_POINTS); $(call ctest,build/asan)
+
+sanitize-thread: setup
 	@$(SANITIZE) -B build/tsan -DOE_SANITIZE=thread >/dev/null
 	cmake --build build/tsan --target core_test
 	export GTEST_FILTER='-$(ONE_THREAD):$(KEPT):$(FORKS)'; $(call ctest,build/tsan)
@@ -182,9 +186,10 @@ lint-ansible:
 lint-cxx:
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
+# Each file by itself, so that it must include what it uses.
 lint-tidy:
-	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null
-	tools/tidy.sh build/test
+	@$(CMAKE_TEST) -B build/tidy -DCMAKE_BUILD_TYPE=Release -DOE_UNITY=OFF >/dev/null
+	tools/tidy.sh build/tidy
 
 DOCS_ADDRESS ?= 127.0.0.1:8000
 

@@ -10,7 +10,7 @@
 #include "oe_runtime/core/common/test_directory.h"
 #include "tests/fuzz/targets.h"
 
-namespace oe {
+namespace oe::fuzz_test {
 namespace {
 
 constexpr int kChanges = 400;  // to each file of the corpus
@@ -82,4 +82,4 @@ TEST(FuzzTest, NoInputBreaksAParser) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::fuzz_test

@@ -34,7 +34,7 @@ namespace sim {
 namespace {
 
 constexpr int kFirstDescriptor = 500000;  // the kernel's are below
-constexpr uint64_t kRetry = kSecond;      // of what is not acknowledged
+constexpr uint64_t kResend = kSecond;     // of what is not acknowledged
 
 struct Descriptor {
   virtual ~Descriptor() = default;
@@ -186,7 +186,7 @@ void Arrive(const std::shared_ptr<Socket>& from) {
     if (from->user_timeout != 0 && Now() - from->wire.front().sent >= from->user_timeout) {
       return Reset(from.get(), ETIMEDOUT);
     }
-    CallAt(Now() + kRetry, [from] { Arrive(from); });
+    CallAt(Now() + kResend, [from] { Arrive(from); });
     return;
   }
   Segment segment = std::move(from->wire.front());
@@ -271,7 +271,7 @@ void Connect(const std::weak_ptr<Socket>& weak) {
   const bool unreachable =
       listener != nullptr && (listener->silent || PartedUntil(socket->process, listener->process) != 0);
   if (unreachable) {
-    CallAt(Now() + kRetry, [weak] { Connect(weak); });
+    CallAt(Now() + kResend, [weak] { Connect(weak); });
     return;
   }
   ++socket->changes;
@@ -590,7 +590,7 @@ int getsockopt(int descriptor, int level, int option, void* value, socklen_t* si
   if (level == SOL_SOCKET && option == SO_ERROR) *static_cast<int*>(value) = std::exchange(found->error, 0);
   if (level == IPPROTO_TCP && option == TCP_INFO) {
     auto* const info = static_cast<tcp_info*>(value);
-    const bool late = !found->wire.empty() && sim::Now() - found->wire.front().sent > sim::kRetry;
+    const bool late = !found->wire.empty() && sim::Now() - found->wire.front().sent > sim::kResend;
     info->tcpi_state = found->connected && !found->reset ? TCP_ESTABLISHED : TCP_CLOSE;
     info->tcpi_retransmits = late ? 1 : 0;
     info->tcpi_last_ack_recv = static_cast<uint32_t>((sim::Now() - found->heard) / sim::kMillisecond);

@@ -173,8 +173,8 @@ struct Delete {
 };
 using Owned = std::unique_ptr<HttpServer, Delete>;
 
-Owned NewServer(py::function answer, py::function unpack, py::object predictor, py::function lead,
-                HttpOptions options, int port) {
+Owned NewFront(py::function answer, py::function unpack, py::object predictor, py::function lead,
+               HttpOptions options, int port) {
   if (port < 0 || port > std::numeric_limits<uint16_t>::max())
     throw Error("cannot listen on " + options.host + ":" + std::to_string(port) + ": there is no such port");
   options.port = static_cast<uint16_t>(port);
@@ -249,8 +249,8 @@ void BindFront(py::module_& module) {
              options.patience_seconds = patience_seconds;
              options.threads = threads;
              options.open_targets = open_targets;
-             return NewServer(std::move(answer), std::move(unpack), std::move(predictor), std::move(lead),
-                              options, port);
+             return NewFront(std::move(answer), std::move(unpack), std::move(predictor), std::move(lead),
+                             options, port);
            }),
            py::arg("answer"), py::kw_only(), py::arg("unpack"), py::arg("predictor"), py::arg("lead"),
            py::arg("host"), py::arg("port"), py::arg("max_connections"), py::arg("max_queued_requests"),

@@ -21,10 +21,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<char, 8> kMagic = {'O', 'E', 'F', 'I', 'L', 'T', 'R', '\n'};
-constexpr uint32_t kFormat = 1;
-constexpr uint32_t kLargestHeader = 1U << 20;
-constexpr size_t kBlockBytes = size_t{1} << 20;
+constexpr std::array<char, 8> kFilterMagic = {'O', 'E', 'F', 'I', 'L', 'T', 'R', '\n'};
+constexpr uint32_t kFilterFormat = 1;
+constexpr uint32_t kLargestFilterHeader = 1U << 20;
+constexpr size_t kFilterBlockBytes = size_t{1} << 20;
 
 // One file's bytes from its beginning, hashed as they are read.
 class HashedReader {
@@ -71,15 +71,15 @@ uint64_t ReadHeader(HashedReader* reader, const std::string& file, const json& e
   uint32_t format = 0;
   uint32_t size = 0;
   reader->Read(magic.data(), magic.size());
-  if (magic != kMagic)
+  if (magic != kFilterMagic)
     throw CheckpointError(file + " is not a filter file: its first 8 bytes are not OEFILTR");
   reader->Read(&format, sizeof(format));
-  if (format != kFormat) {
+  if (format != kFilterFormat) {
     throw CheckpointError(file + " has the filter file format " + std::to_string(format) +
-                          "; this version reads " + std::to_string(kFormat));
+                          "; this version reads " + std::to_string(kFilterFormat));
   }
   reader->Read(&size, sizeof(size));
-  if (size > kLargestHeader) Damaged(file, "its header has " + std::to_string(size) + " bytes");
+  if (size > kLargestFilterHeader) Damaged(file, "its header has " + std::to_string(size) + " bytes");
   std::string text(size, '\0');
   reader->Read(text.data(), size);
   json header = json::parse(text, nullptr, false);
@@ -102,9 +102,9 @@ uint64_t ReadHeader(HashedReader* reader, const std::string& file, const json& e
 }
 
 void Skip(HashedReader* reader, uint64_t bytes) {
-  std::vector<char> block(kBlockBytes);
+  std::vector<char> block(kFilterBlockBytes);
   while (bytes > 0) {
-    const size_t size = std::min<uint64_t>(bytes, kBlockBytes);
+    const size_t size = std::min<uint64_t>(bytes, kFilterBlockBytes);
     reader->Read(block.data(), size);
     bytes -= size;
   }
@@ -141,8 +141,8 @@ void EncodeFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInf
     hash.Update(data, bytes);
     sink(data, bytes);
   };
-  write(kMagic.data(), kMagic.size());
-  write(&kFormat, sizeof(kFormat));
+  write(kFilterMagic.data(), kFilterMagic.size());
+  write(&kFilterFormat, sizeof(kFilterFormat));
   write(&size, sizeof(size));
   write(text.data(), text.size());
   filter.Write(write);

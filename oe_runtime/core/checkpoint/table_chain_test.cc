@@ -16,7 +16,7 @@
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_chain_test {
 namespace {
 
 constexpr uint32_t kDim = 3;
@@ -297,4 +297,4 @@ TEST_F(TableChainTest, RewritesATableForOtherServers) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_chain_test

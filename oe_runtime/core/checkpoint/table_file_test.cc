@@ -15,7 +15,7 @@
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_file_test {
 namespace {
 
 constexpr uint32_t kDim = 3;
@@ -217,4 +217,4 @@ TEST_F(TableFileTest, ManyBlocks) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_file_test

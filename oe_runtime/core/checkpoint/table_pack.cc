@@ -18,10 +18,10 @@
 namespace oe {
 namespace {
 
-constexpr std::array<char, 8> kMagic = {'O', 'E', 'T', 'A', 'B', 'L', 'S', '\n'};
-constexpr uint32_t kFormat = 1;
+constexpr std::array<char, 8> kPackMagic = {'O', 'E', 'T', 'A', 'B', 'L', 'S', '\n'};
+constexpr uint32_t kPackFormat = 1;
 constexpr uint32_t kLargestIndex = 64U << 20;
-constexpr size_t kFixed = kMagic.size() + 2 * sizeof(uint32_t);
+constexpr size_t kPackFixed = kPackMagic.size() + 2 * sizeof(uint32_t);
 
 void PutNumber(uint64_t value, std::string* to) {
   to->append(reinterpret_cast<const char*>(&value), sizeof(value));
@@ -69,21 +69,21 @@ std::string PackOf(const std::string& path) {
 
 std::vector<PackedFile> ReadIndex(const File& file, const std::string& pack) {
   const uint64_t size = SizeOf(file, pack);
-  if (size < kFixed + sizeof(uint64_t)) Damaged(pack, "it has only " + std::to_string(size) + " bytes");
-  const std::string head = ReadAt(file, pack, 0, kFixed);
-  if (!std::equal(kMagic.begin(), kMagic.end(), head.begin())) {
+  if (size < kPackFixed + sizeof(uint64_t)) Damaged(pack, "it has only " + std::to_string(size) + " bytes");
+  const std::string head = ReadAt(file, pack, 0, kPackFixed);
+  if (!std::equal(kPackMagic.begin(), kPackMagic.end(), head.begin())) {
     throw CheckpointError(pack + " is not a pack of table files: its first 8 bytes are not OETABLS");
   }
-  std::string_view rest = std::string_view(head).substr(kMagic.size());
+  std::string_view rest = std::string_view(head).substr(kPackMagic.size());
   const auto format = Take<uint32_t>(&rest, pack);
-  if (format != kFormat) {
+  if (format != kPackFormat) {
     throw CheckpointError(pack + " has the pack format " + std::to_string(format) + "; this version reads 1");
   }
   const auto index_size = Take<uint32_t>(&rest, pack);
-  if (index_size > kLargestIndex || index_size > size - kFixed - sizeof(uint64_t)) {
+  if (index_size > kLargestIndex || index_size > size - kPackFixed - sizeof(uint64_t)) {
     Damaged(pack, "its index has " + std::to_string(index_size) + " bytes, the file " + std::to_string(size));
   }
-  const std::string index = ReadAt(file, pack, kFixed, index_size + sizeof(uint64_t));
+  const std::string index = ReadAt(file, pack, kPackFixed, index_size + sizeof(uint64_t));
   const std::string hashed = head + index.substr(0, index_size);
   std::string_view checksum = std::string_view(index).substr(index_size);
   if (Take<uint64_t>(&checksum, pack) != XXH3_64bits(hashed.data(), hashed.size())) {
@@ -91,7 +91,7 @@ std::vector<PackedFile> ReadIndex(const File& file, const std::string& pack) {
   }
   std::vector<PackedFile> files;
   std::set<std::string> names;
-  uint64_t offset = kFixed + index_size + sizeof(uint64_t);
+  uint64_t offset = kPackFixed + index_size + sizeof(uint64_t);
   for (rest = std::string_view(index).substr(0, index_size); !rest.empty();) {
     PackedFile of;
     of.offset = offset;
@@ -146,9 +146,9 @@ std::string EncodePack(const std::vector<std::pair<std::string, std::string_view
     index += name;
     bytes += content.size();
   }
-  std::string pack(kMagic.data(), kMagic.size());
-  pack.reserve(kFixed + index.size() + sizeof(uint64_t) + bytes);
-  PutSmall(kFormat, &pack);
+  std::string pack(kPackMagic.data(), kPackMagic.size());
+  pack.reserve(kPackFixed + index.size() + sizeof(uint64_t) + bytes);
+  PutSmall(kPackFormat, &pack);
   PutSmall(index.size(), &pack);
   pack += index;
   PutNumber(XXH3_64bits(pack.data(), pack.size()), &pack);

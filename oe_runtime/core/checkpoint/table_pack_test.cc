@@ -13,7 +13,7 @@
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/server/store.h"
 
-namespace oe {
+namespace oe::table_pack_test {
 namespace {
 
 constexpr uint32_t kDim = 3;
@@ -144,4 +144,4 @@ TEST_F(TablePackTest, NamesOfAnotherPlaceAreRefused) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_pack_test

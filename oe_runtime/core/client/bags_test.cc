@@ -6,7 +6,7 @@
 
 #include "oe_runtime/core/wire/errors.h"
 
-namespace oe {
+namespace oe::bags_test {
 namespace {
 
 struct Case {
@@ -158,4 +158,4 @@ INSTANTIATE_TEST_SUITE_P(All, BagsTest,
                                          Case{16, true, true, false}, Case{5, true, false, true}));
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::bags_test

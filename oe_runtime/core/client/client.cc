@@ -27,8 +27,8 @@ constexpr size_t kPieceBytes = size_t{32} << 20;
 constexpr size_t kPieceKeys = size_t{256} << 10;
 
 // Of connecting to servers that have no room: between the tries, doubled each time, and at most.
-constexpr auto kFirstPause = std::chrono::milliseconds(20);
-constexpr auto kLastPause = std::chrono::milliseconds(640);
+constexpr auto kFirstConnectPause = std::chrono::milliseconds(20);
+constexpr auto kLastConnectPause = std::chrono::milliseconds(640);
 
 unsigned ThreadsOr(unsigned threads) {
   if (threads != 0) return threads;
@@ -133,11 +133,11 @@ std::unique_ptr<Client> Client::Connect(const RemoteOptions& options, unsigned t
   std::unique_ptr<Client> client(new Client(threads));
   // Under a flood of connections a server closes the oldest that has not said hello yet, even if it is about
   // to: it says so, and the next try has a place of its own.
-  for (auto pause = kFirstPause; client->backend_ == nullptr; pause *= 2) {
+  for (auto pause = kFirstConnectPause; client->backend_ == nullptr; pause *= 2) {
     try {
       client->backend_ = NewRemoteBackend(options, &client->pool_);
     } catch (const TooManyConnections&) {
-      if (pause > kLastPause) throw;
+      if (pause > kLastConnectPause) throw;
       if (options.check_interrupt) options.check_interrupt();
       std::this_thread::sleep_for(pause);
     }

@@ -14,7 +14,7 @@
 #include "oe_runtime/core/server/service.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
-namespace oe {
+namespace oe::dtypes_test {
 namespace {
 
 constexpr uint64_t kKeys = 301;
@@ -170,4 +170,4 @@ TEST(DtypesTest, ValuesThatMakeNoSenseAreRefused) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::dtypes_test

@@ -16,8 +16,8 @@ constexpr auto kSlice = std::chrono::milliseconds(200);  // between looks at the
 constexpr double kMostSilence = 30;                      // seconds without a sign of a server's host
 constexpr size_t kChunk = size_t{1} << 20;
 // Between tries to replace a connection that broke, doubled each time, and at most.
-constexpr auto kFirstPause = std::chrono::milliseconds(20);
-constexpr auto kLastPause = std::chrono::milliseconds(640);
+constexpr auto kFirstReconnectPause = std::chrono::milliseconds(20);
+constexpr auto kLastReconnectPause = std::chrono::milliseconds(640);
 
 // Asio moves at most 64 KiB a call unless told otherwise.
 size_t LargeReads(const asio::error_code& error, size_t) { return error ? 0 : kChunk; }
@@ -317,9 +317,9 @@ void Exchanger::Mend(State* state) {
     state->first_break = now;
   }
   state->last_break = now;
-  auto pause = kFirstPause;
-  for (size_t again = 1; again < state->breaks; ++again) pause = std::min(2 * pause, kLastPause);
-  for (bool waits = state->breaks++ > 0;; waits = true, pause = std::min(2 * pause, kLastPause)) {
+  auto pause = kFirstReconnectPause;
+  for (size_t again = 1; again < state->breaks; ++again) pause = std::min(2 * pause, kLastReconnectPause);
+  for (bool waits = state->breaks++ > 0;; waits = true, pause = std::min(2 * pause, kLastReconnectPause)) {
     if (waits) {
       if (check_interrupt_) check_interrupt_();
       io_->restart();

@@ -7,7 +7,7 @@
 
 #include "oe_runtime/core/wire/errors.h"
 
-namespace oe {
+namespace oe::plan_test {
 namespace {
 
 TableSpec Hash(const std::string& name, uint32_t dim) {
@@ -118,4 +118,4 @@ TEST_P(PlanTest, NoLookups) {
 INSTANTIATE_TEST_SUITE_P(Servers, PlanTest, testing::Values(1, 2, 3, 7));
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::plan_test

@@ -8,7 +8,7 @@
 
 #include "oe_runtime/core/common/error.h"
 
-namespace oe {
+namespace oe::rounds_test {
 namespace {
 
 constexpr size_t kRow = 16;  // bytes of a value
@@ -97,4 +97,4 @@ TEST(RoundsTest, APushIsSplitBetweenTablesOfAllServersAtOnce) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::rounds_test

@@ -14,7 +14,7 @@
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/server/store.h"
 
-namespace oe {
+namespace oe::saved_reply_test {
 namespace {
 
 using nlohmann::json;
@@ -197,4 +197,4 @@ TEST(SavedReplyTest, FilesThatNobodyAskedFor) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::saved_reply_test

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace oe {
+namespace oe::copy_row_test {
 namespace {
 
 // Every length, and nothing beside the row is touched.
@@ -22,4 +22,4 @@ TEST(CopyRowTest, CopiesTheRowAndNothingElse) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::copy_row_test

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace oe {
+namespace oe::fair_shared_mutex_test {
 namespace {
 
 TEST(FairSharedMutexTest, ReadersBesideEachOtherAndAWriterAlone) {
@@ -138,4 +138,4 @@ TEST(FairSharedMutexTest, ReadersAndWritersAllAtOnce) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::fair_shared_mutex_test

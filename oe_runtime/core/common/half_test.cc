@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-namespace oe {
+namespace oe::half_test {
 namespace {
 
 // What the bits of a half mean, by the definition of its format.
@@ -131,4 +131,4 @@ TYPED_TEST(HalfTest, InfinitiesStayAndNothingElseBecomesOne) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::half_test

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-namespace oe {
+namespace oe::histogram_test {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -35,4 +35,4 @@ TEST(HistogramTest, ThreadsCountAlongsideEachOther) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::histogram_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace oe {
+namespace oe::registry_test {
 namespace {
 
 struct Entry {
@@ -26,4 +26,4 @@ TEST(RegistryTest, HasWhatWasRegistered) {
 TEST(RegistryTest, RefusesANameTwice) { EXPECT_DEATH(Values::Add({"one", 4}), "'one' is registered twice"); }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::registry_test

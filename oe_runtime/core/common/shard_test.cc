@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace oe {
+namespace oe::shard_test {
 namespace {
 
 TEST(ShardTest, UnmixIsTheInverseOfMix) {
@@ -22,4 +22,4 @@ TEST(ShardTest, UnmixIsTheInverseOfMix) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::shard_test

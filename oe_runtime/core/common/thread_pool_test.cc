@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace oe {
+namespace oe::thread_pool_test {
 namespace {
 
 TEST(ThreadPoolTest, EveryIndexOnce) {
@@ -55,4 +55,4 @@ TEST(ThreadPoolTest, CallersFromManyThreadsAndFromWithin) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::thread_pool_test

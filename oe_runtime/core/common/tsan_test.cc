@@ -20,7 +20,7 @@ __tsan_default_suppressions() {  // NOLINT(bugprone-reserved-identifier)
 }
 #endif
 
-namespace oe {
+namespace oe::tsan_test {
 namespace {
 
 TEST(TsanTest, ThreadsMayShareAnException) {
@@ -41,4 +41,4 @@ TEST(TsanTest, ThreadsMayShareAnException) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::tsan_test

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace oe {
+namespace oe::unique_test {
 namespace {
 
 TEST(UniqueTest, OrderOfFirstOccurrence) {
@@ -158,4 +158,4 @@ TEST_P(SumTest, InOrderOfPositions) {
 INSTANTIATE_TEST_SUITE_P(Dims, SumTest, testing::Values(1, 2, 8, 9, 10, 16, 64, 67));
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::unique_test

@@ -8,7 +8,7 @@
 #include <limits>
 #include <random>
 
-namespace oe {
+namespace oe::text_rows_test {
 namespace {
 
 constexpr size_t kIntegers = 13, kCategories = 26, kColumns = 40;
@@ -370,4 +370,4 @@ TEST(TextRowsTest, CategoriesOfEveryKindKeepTheirPlaces) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::text_rows_test

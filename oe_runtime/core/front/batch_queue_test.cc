@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace oe {
+namespace oe::batch_queue_test {
 namespace {
 
 // Computes items of these sizes and kinds, each on a thread; the number of examples of each batch.
@@ -80,4 +80,4 @@ TEST(BatchQueueTest, AFailureEndsTheWaitOfAll) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::batch_queue_test

@@ -90,7 +90,7 @@ const char* Phrase(unsigned status) {
   }
 }
 
-std::string ErrorBody(const std::string& message) {
+std::string ErrorJson(const std::string& message) {
   return nlohmann::json{{"error", message}}.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
@@ -633,7 +633,7 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
   void Ask() {
     StopGrowth();
     if (request_.method == "POST" && server_->in_progress_ >= server_->options_.requests)
-      return Say({503, ErrorBody("the server has as many requests as may wait; retry later")}, false);
+      return Say({503, ErrorJson("the server has as many requests as may wait; retry later")}, false);
     state_ = State::kAnswer;
     since_ = Clock::now();
     server_->Count(&Impl::in_progress_);  // before its answer, which may be how many there are
@@ -656,7 +656,7 @@ class HttpServer::Impl::Connection : public std::enable_shared_from_this<Connect
   void RefuseFull() { RefuseUnread(503, "the server has as many connections as it may have; retry later"); }
 
   // Ends the connection with an answer, after which the client may still send for a while.
-  void RefuseUnread(unsigned status, const std::string& message) { Say({status, ErrorBody(message)}, true); }
+  void RefuseUnread(unsigned status, const std::string& message) { Say({status, ErrorJson(message)}, true); }
 
   void CountAnswer(const HttpReply& reply) {
     const bool is_known = request_.method == "GET" || request_.method == "POST";

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace oe {
+namespace oe::http_server_test {
 namespace {
 
 using asio::ip::tcp;
@@ -235,4 +235,4 @@ TEST(HttpServerTest, EndsWithUnansweredAndUnreadRequests) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::http_server_test

@@ -10,7 +10,7 @@
 
 #include "oe_runtime/core/front/http_head.h"
 
-namespace oe {
+namespace oe::json_tensors_test {
 namespace {
 
 const std::vector<JsonInput> kInputs = {{"x", NumberType::kFloat32, {-1, 2}},
@@ -253,4 +253,4 @@ TEST(HttpHeadTest, TakesOrRefusesWhateverComes) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::json_tensors_test

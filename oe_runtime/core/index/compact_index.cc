@@ -14,9 +14,9 @@
 namespace oe {
 namespace {
 
-constexpr size_t kSegmentAhead = 16;  // lookups whose segments are on their way
-constexpr size_t kHomeAhead = 32;     // whose home buckets are, after that
-constexpr size_t kOtherAhead = 32;    // whose alternate buckets are, of keys that are not at home
+constexpr size_t kCompactSegmentAhead = 16;  // lookups whose segments are on their way
+constexpr size_t kHomeAhead = 32;            // whose home buckets are, after that
+constexpr size_t kOtherAhead = 32;           // whose alternate buckets are, of keys that are not at home
 
 }  // namespace
 
@@ -122,7 +122,7 @@ void CompactIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcep
     return;
   }
   constexpr size_t kLookups = 128;
-  static_assert(kLookups >= kSegmentAhead + kHomeAhead + kOtherAhead + 1);
+  static_assert(kLookups >= kCompactSegmentAhead + kHomeAhead + kOtherAhead + 1);
   struct Lookup {
     uint64_t hash;
     const Segment* segment;
@@ -130,7 +130,7 @@ void CompactIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcep
     uint32_t at_home;  // all bits or none
   };
   std::array<Lookup, kLookups> lookups;  // NOLINT(cppcoreguidelines-pro-type-member-init)
-  const size_t fetch = std::min(n, kSegmentAhead);
+  const size_t fetch = std::min(n, kCompactSegmentAhead);
   const size_t home = fetch + std::min(n, kHomeAhead);
   const size_t other = home + std::min(n, kOtherAhead);
   // Four steps of each lookup, and between them those of others, so that memory is never idle. No step

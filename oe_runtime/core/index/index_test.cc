@@ -13,7 +13,7 @@
 #include "oe_runtime/core/index/compact_index.h"
 #include "oe_runtime/core/index/hash_index.h"
 
-namespace oe {
+namespace oe::index_test {
 namespace {
 
 void Add(Index* index, Key key, uint32_t row) {
@@ -662,4 +662,4 @@ TEST(ArrayIndexTest, HoldsItsKeysOnly) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::index_test

@@ -10,7 +10,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
 
-namespace oe {
+namespace oe::initializer_test {
 namespace {
 
 std::vector<float> Row(const InitializerSpec& spec, Key key, uint32_t dim = 8,
@@ -139,4 +139,4 @@ TEST(InitializerTest, RefusesUnsupportedSpecifications) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::initializer_test

@@ -12,7 +12,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
 
-namespace oe {
+namespace oe::optimizer_test {
 namespace {
 
 constexpr uint32_t kDim = 11;  // not a multiple of a vector
@@ -733,4 +733,4 @@ TEST(OptimizerTest, SlotsAreTheWholeState) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::optimizer_test

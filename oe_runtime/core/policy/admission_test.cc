@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace oe {
+namespace oe::admission_test {
 namespace {
 
 constexpr uint32_t kParts = 16;
@@ -151,4 +151,4 @@ TEST(AdmissionTest, BytesOfAnotherFilterAreRefused) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::admission_test

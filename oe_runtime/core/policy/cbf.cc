@@ -10,7 +10,7 @@
 namespace oe {
 namespace {
 
-AdmissionSpec CompleteSpec(const AdmissionSpec& spec, bool hash) {
+AdmissionSpec CompleteCbf(const AdmissionSpec& spec, bool hash) {
   const std::string what = "'admission' " + spec.name;
   const CheckedParams checked(what, spec.params, {{"default_value", 0.0}},
                               {"filter_freq", "max_element_size", "false_positive_probability"});
@@ -180,25 +180,25 @@ class BloomFilter final : public AdmissionFilter {
   Blocks cells_;
 };
 
-std::unique_ptr<AdmissionFilter> InDram(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard) {
+std::unique_ptr<AdmissionFilter> CbfInDram(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard) {
   const Geometry geometry(spec, parts, shard);
   return std::make_unique<BloomFilter<DramBlocks>>(spec, geometry, DramBlocks(geometry));
 }
 
-std::unique_ptr<AdmissionFilter> InPool(const AdmissionSpec& spec, ShardInfo shard,
-                                        AdmissionEntry::Maps maps) {
+std::unique_ptr<AdmissionFilter> CbfInPool(const AdmissionSpec& spec, ShardInfo shard,
+                                           AdmissionEntry::Maps maps) {
   const Geometry geometry(spec, static_cast<uint32_t>(maps.size()), shard);
   return std::make_unique<BloomFilter<PooledBlocks>>(spec, geometry, PooledBlocks(std::move(maps)));
 }
 
-void DescribePool(uint32_t parts, const AdmissionFilter::PartOf& /*part_of*/, PoolSpec* pool) {
+void DescribeCbfPool(uint32_t parts, const AdmissionFilter::PartOf& /*part_of*/, PoolSpec* pool) {
   pool->row_bytes = kBlock;
   pool->shard_of = [parts](Key key) {
     return static_cast<uint32_t>(std::min<uint64_t>(key >> kPartShift, parts));
   };
 }
 
-const RegisterAdmission kCbf({"cbf", CompleteSpec, InDram, DescribePool, InPool});
+const RegisterAdmission kCbf({"cbf", CompleteCbf, CbfInDram, DescribeCbfPool, CbfInPool});
 
 }  // namespace
 }  // namespace oe

@@ -15,7 +15,7 @@ constexpr size_t kEntries = 4096;  // written and read at a time
 constexpr size_t kSample = 16;     // counts of which the first is forgotten
 constexpr size_t kSwept = 64;      // counts that a sweep looks at together
 
-AdmissionSpec CompleteSpec(const AdmissionSpec& spec, bool /*hash*/) {
+AdmissionSpec CompleteCounter(const AdmissionSpec& spec, bool /*hash*/) {
   const CheckedParams checked("'admission' " + spec.name, spec.params,
                               {{"default_value", 0.0}, {"max_keys", kMostKeys}}, {"filter_freq"});
   checked.Whole("filter_freq", 1, CheckedParams::kMostSteps - 1);
@@ -249,22 +249,23 @@ class CounterFilter final : public AdmissionFilter {
   Words words_;
 };
 
-std::unique_ptr<AdmissionFilter> InDram(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard) {
+std::unique_ptr<AdmissionFilter> CounterInDram(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard) {
   return std::make_unique<CounterFilter<DramWords>>(spec, shard, DramWords(parts));
 }
 
-std::unique_ptr<AdmissionFilter> InPool(const AdmissionSpec& spec, ShardInfo shard,
-                                        AdmissionEntry::Maps maps) {
+std::unique_ptr<AdmissionFilter> CounterInPool(const AdmissionSpec& spec, ShardInfo shard,
+                                               AdmissionEntry::Maps maps) {
   return std::make_unique<CounterFilter<PooledWords>>(spec, shard, PooledWords(std::move(maps)));
 }
 
-void DescribePool(uint32_t /*parts*/, const AdmissionFilter::PartOf& part_of, PoolSpec* pool) {
+void DescribeCounterPool(uint32_t /*parts*/, const AdmissionFilter::PartOf& part_of, PoolSpec* pool) {
   pool->row_bytes = sizeof(uint32_t);
   pool->block_bytes = size_t{4} << 10;  // 1024 counts, and with what the pool keeps of each 20 KiB
   pool->shard_of = part_of;
 }
 
-const RegisterAdmission kCounter({"counter", CompleteSpec, InDram, DescribePool, InPool});
+const RegisterAdmission kCounter({"counter", CompleteCounter, CounterInDram, DescribeCounterPool,
+                                  CounterInPool});
 
 }  // namespace
 }  // namespace oe

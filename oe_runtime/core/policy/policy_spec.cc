@@ -16,7 +16,9 @@ const Entry& Find(const std::string& field, const std::string& name) {
   throw SpecError("'" + field + ".name' must be " + Registry<Entry>::Names(" or ") + ", not '" + name + "'");
 }
 
-const EvictionEntry& EntryOf(const EvictionSpec& spec) { return Find<EvictionEntry>("eviction", spec.name); }
+const EvictionEntry& CheckedEntryOf(const EvictionSpec& spec) {
+  return Find<EvictionEntry>("eviction", spec.name);
+}
 
 }  // namespace
 
@@ -29,7 +31,7 @@ AdmissionSpec Complete(const AdmissionSpec& spec, bool hash) {
 std::vector<EvictionSpec> Complete(const std::vector<EvictionSpec>& specs) {
   std::vector<EvictionSpec> complete;
   complete.reserve(specs.size());
-  for (const EvictionSpec& spec : specs) complete.push_back(EntryOf(spec).complete(spec));
+  for (const EvictionSpec& spec : specs) complete.push_back(CheckedEntryOf(spec).complete(spec));
   std::sort(complete.begin(), complete.end(),
             [](const EvictionSpec& left, const EvictionSpec& right) { return left.name < right.name; });
   for (size_t i = 1; i < complete.size(); ++i) {
@@ -42,12 +44,12 @@ std::vector<EvictionSpec> Complete(const std::vector<EvictionSpec>& specs) {
 
 bool CountsKeys(const AdmissionSpec& admission, const std::vector<EvictionSpec>& eviction) {
   return !admission.name.empty() || std::any_of(eviction.begin(), eviction.end(), [](const auto& one) {
-    return EntryOf(one).needs(one).count;
+    return CheckedEntryOf(one).needs(one).count;
   });
 }
 
-bool CapsRows(const EvictionSpec& spec) { return EntryOf(spec).new_cap != nullptr; }
+bool CapsRows(const EvictionSpec& spec) { return CheckedEntryOf(spec).new_cap != nullptr; }
 
-bool UsesClock(const EvictionSpec& spec) { return EntryOf(spec).needs(spec).seconds; }
+bool UsesClock(const EvictionSpec& spec) { return CheckedEntryOf(spec).needs(spec).seconds; }
 
 }  // namespace oe

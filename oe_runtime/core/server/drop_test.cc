@@ -20,7 +20,7 @@
 #include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/storage/test_storage.h"
 
-namespace oe {
+namespace oe::drop_test {
 namespace {
 
 const std::vector<Key> kKeys = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -284,4 +284,4 @@ INSTANTIATE_TEST_SUITE_P(Kinds, DropTest, testing::Values("dram", "pmem_libpmem"
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::drop_test

@@ -15,7 +15,7 @@
 #include "oe_runtime/core/server/service.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
-namespace oe {
+namespace oe::fence_test {
 namespace {
 
 const std::string kRefused =
@@ -224,4 +224,4 @@ TEST_F(FenceTest, ARequestForVersionsDelaysNobody) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::fence_test

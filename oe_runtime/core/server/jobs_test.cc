@@ -12,7 +12,7 @@
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
-namespace oe {
+namespace oe::jobs_test {
 namespace {
 
 std::unique_ptr<Client> ClientOf(const Cluster& cluster, const std::string& job) {
@@ -114,4 +114,4 @@ TEST(JobsTest, TheNumberOfJobsIsLimited) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::jobs_test

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace oe {
+namespace oe::memory_budget_test {
 namespace {
 
 using Share = MemoryBudget::Share;
@@ -102,4 +102,4 @@ TEST(MemoryBudgetTest, TheIdleHalfIsTakenAtOnce) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::memory_budget_test

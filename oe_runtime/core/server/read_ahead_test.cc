@@ -15,7 +15,7 @@
 #include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/wire/messages.h"
 
-namespace oe {
+namespace oe::read_ahead_test {
 namespace {
 
 constexpr size_t kKeys = 30000;
@@ -155,4 +155,4 @@ TEST_F(ReadAheadDramTest, ServersWithoutADriveDoNot) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::read_ahead_test

@@ -16,7 +16,7 @@
 #include "oe_runtime/core/server/raw_socket.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
-namespace oe {
+namespace oe::refusals_test {
 namespace {
 
 using asio::ip::tcp;
@@ -428,4 +428,4 @@ TEST(RefusalsTest, TimesAreCounted) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::refusals_test

@@ -20,7 +20,7 @@
 #include "oe_runtime/core/server/raw_socket.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
-namespace oe {
+namespace oe::scratch_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -451,4 +451,4 @@ TEST_F(HostileTest, NoClientTouchesAnothersTransfer) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::scratch_test

@@ -8,7 +8,7 @@
 
 #include "oe_runtime/core/common/error.h"
 
-namespace oe {
+namespace oe::scrubber_test {
 namespace {
 
 TEST(ScrubberTest, APassThatThrowsIsSaidOncePerReasonAndTheNextOneBegins) {
@@ -46,4 +46,4 @@ TEST(ScrubberTest, APassThatThrowsIsSaidOncePerReasonAndTheNextOneBegins) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::scrubber_test

@@ -18,7 +18,7 @@
 #include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/wire/frame.h"
 
-namespace oe {
+namespace oe::server_test {
 namespace {
 
 TEST(ServerTest, ServersGiveTheRowsOfOneProcess) {
@@ -223,4 +223,4 @@ TEST(TableFileNameTest, NamesAreSafeAndDistinct) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::server_test

@@ -25,7 +25,7 @@
 #include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/wire/messages.h"
 
-namespace oe {
+namespace oe::sessions_test {
 namespace {
 
 constexpr uint32_t kDim = 4;
@@ -448,4 +448,4 @@ TEST(SessionsTest, AServerThatWasStartedAgainKnowsNoneOfThem) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::sessions_test

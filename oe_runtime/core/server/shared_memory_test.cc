@@ -16,7 +16,7 @@
 #include "oe_runtime/core/server/raw_socket.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
-namespace oe {
+namespace oe::shared_memory_test {
 namespace {
 
 constexpr size_t kIds = 20000;
@@ -319,4 +319,4 @@ TEST_F(PlacesTest, ANonceOfAnotherConnectionIsRefused) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::shared_memory_test

@@ -15,7 +15,7 @@
 #include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/wire/errors.h"
 
-namespace oe {
+namespace oe::shared_values_test {
 namespace {
 
 SharedReply Read(Client* client, const std::string& name) {
@@ -186,4 +186,4 @@ TEST(SharedValuesTest, AClientOfTheFirstServersSaysHowManyThereAre) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::shared_values_test

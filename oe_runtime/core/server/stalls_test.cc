@@ -26,7 +26,7 @@
 #include "oe_runtime/core/server/task_threads.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
-namespace oe {
+namespace oe::stalls_test {
 namespace {
 
 constexpr uint32_t kDim = 64;
@@ -358,4 +358,4 @@ TEST(TaskThreadsTest, TasksThatWaitForEachOtherAllRun) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::stalls_test

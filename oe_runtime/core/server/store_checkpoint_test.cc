@@ -11,7 +11,7 @@
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
-namespace oe {
+namespace oe::store_checkpoint_test {
 namespace {
 
 using Ids = std::vector<uint64_t>;
@@ -155,4 +155,4 @@ TEST(StoreCheckpointTest, DramServersSayThatTheyKeepNone) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::store_checkpoint_test

@@ -16,7 +16,7 @@
 #include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/wire/stream.h"
 
-namespace oe {
+namespace oe::tls_test {
 namespace {
 
 using asio::ip::tcp;
@@ -215,4 +215,4 @@ TEST(TlsTest, KeysChangeOnTheWay) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::tls_test

@@ -24,7 +24,7 @@
 #include "oe_runtime/core/server/service.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
-namespace oe {
+namespace oe::torn_test {
 namespace {
 
 constexpr uint32_t kDim = 64;
@@ -437,4 +437,4 @@ TEST(TornStoreTest, InOneProcess) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::torn_test

@@ -24,7 +24,7 @@
 #include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/wire/messages.h"
 
-namespace oe {
+namespace oe::workers_test {
 namespace {
 
 constexpr uint32_t kWide = 9;  // dim of one table; the other has 1
@@ -711,4 +711,4 @@ TEST(WorkerSpecTest, RoundTripAndRefusals) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::workers_test

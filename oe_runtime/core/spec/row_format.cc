@@ -1,8 +1,8 @@
 #include "oe_runtime/core/spec/row_format.h"
 
 #include "oe_runtime/core/common/half.h"
+#include "oe_runtime/core/common/pages.h"
 #include "oe_runtime/core/optimizer/optimizer_spec.h"
-#include "oe_runtime/core/storage/storage.h"
 
 namespace oe {
 

@@ -7,7 +7,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
 
-namespace oe {
+namespace oe::spec_test {
 namespace {
 
 std::string Refusal(const std::string& text) {
@@ -162,4 +162,4 @@ TEST(SpecTest, Storage) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::spec_test

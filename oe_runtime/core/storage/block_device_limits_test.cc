@@ -25,7 +25,7 @@
 #include "oe_runtime/core/storage/block_device.h"
 #include "oe_runtime/core/storage/uring_queue.h"
 
-namespace oe {
+namespace oe::block_device_limits_test {
 namespace {
 
 // A system call that fails: all calls, or those with any bit of `mask` in an argument.
@@ -270,4 +270,4 @@ TEST_F(BlockDeviceLimitsTest, TheSpaceOfADeviceIsReservedOrTheCauseIsNamed) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::block_device_limits_test

@@ -17,7 +17,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
 
-namespace oe {
+namespace oe::block_device_test {
 namespace {
 
 // What byte `at` of a device holds: different in all blocks.
@@ -303,4 +303,4 @@ TEST_F(FileDeviceTest, FilesAreOfTheirOwnerOnly) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::block_device_test

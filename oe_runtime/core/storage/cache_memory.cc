@@ -12,9 +12,7 @@
 namespace oe {
 namespace {
 
-constexpr size_t kAlignment = 256;
-constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kCacheAlignment = 256;
 constexpr uint64_t kMostWanted = uint64_t{256} << 10;  // bytes that are asked for at once,
 constexpr uint64_t kPartWanted = 16;                   // and the part of a small cache
 
@@ -59,7 +57,7 @@ std::byte* CacheMemory::Take(size_t bytes, size_t more, uint64_t held) noexcept 
     block = given->second.back();
     given->second.pop_back();
   } else {
-    const size_t room = RoundUp(bytes, kAlignment);
+    const size_t room = RoundUp(bytes, kCacheAlignment);
     const auto offset = static_cast<size_t>(AlignUp(begin_, kHugePage) - begin_);
     if (offset + used_ + room > reserved_) return nullptr;
     block = begin_ + offset + used_;

@@ -10,9 +10,7 @@
 namespace oe {
 namespace {
 
-constexpr size_t kAlignment = 256;
-constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kDramAlignment = 256;
 
 // How much an arena of `bytes` maps next, for blocks of `block` bytes. Its last segment counts as a whole,
 // and an arena may have many segments, since they are no files: from 16 MiB on, all together are whole huge
@@ -70,7 +68,7 @@ Arena::~Arena() {
 }
 
 std::byte* Arena::Allocate(size_t bytes) {
-  const size_t size = RoundUp(bytes, kAlignment);
+  const size_t size = RoundUp(bytes, kDramAlignment);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (segments_.empty() || segments_.back().size - used_ < size) {
     segments_.reserve(segments_.size() + 1);  // so that a segment that was taken is never lost

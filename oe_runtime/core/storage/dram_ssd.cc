@@ -326,12 +326,12 @@ class DramSsd final : public Storage {
   std::set<std::string> in_use_;  // files of tables that are open
 };
 
-OpenDirectories open_directories;
+OpenDirectories open_log_directories;
 
 }  // namespace
 
 std::shared_ptr<Storage> OpenSsd(const StorageSpec& spec) {
-  return open_directories.Open(
+  return open_log_directories.Open(
       spec, [&](const std::string& directory) { return std::make_shared<DramSsd>(spec, directory); });
 }
 

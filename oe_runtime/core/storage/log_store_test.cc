@@ -20,7 +20,7 @@
 #include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/storage/simulated_block_device.h"
 
-namespace oe {
+namespace oe::log_store_test {
 namespace {
 
 constexpr size_t kRowBytes = 256;
@@ -214,4 +214,4 @@ TEST_F(LogStoreTest, ATableEndsThoughItsFileCannotBeRemoved) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::log_store_test

@@ -10,9 +10,6 @@
 namespace oe {
 namespace {
 
-constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
-
 // libmemkind (memkind(3)), loaded when it is asked for: hosts without KMEM DAX nodes need not have it.
 class Library {
  public:

@@ -23,8 +23,8 @@ struct Mapping {
   Mapping* next = nullptr;
 };
 
-std::mutex mutex;  // of those who change mappings
-std::atomic<Mapping*> mappings{nullptr};
+std::mutex changes;  // of those who change known_mappings
+std::atomic<Mapping*> known_mappings{nullptr};
 
 // Text for the handler: no memory, no locale.
 class Line {
@@ -55,7 +55,7 @@ void OnBus(int number, siginfo_t* info, void* /*context*/) {
   const auto* address = static_cast<const std::byte*>(info->si_addr);
   Line line;
   const Mapping* found = nullptr;
-  for (const Mapping* m = mappings.load(std::memory_order_acquire); m != nullptr; m = m->next) {
+  for (const Mapping* m = known_mappings.load(std::memory_order_acquire); m != nullptr; m = m->next) {
     const std::byte* data = m->data.load(std::memory_order_acquire);
     if (data != nullptr && address >= data && address < data + m->size.load(std::memory_order_relaxed)) {
       found = m;
@@ -79,8 +79,8 @@ void OnBus(int number, siginfo_t* info, void* /*context*/) {
 }  // namespace
 
 void NoteMapping(const std::byte* data, size_t size, const std::string& path) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  Mapping* mapping = mappings.load(std::memory_order_relaxed);
+  const std::lock_guard<std::mutex> lock(changes);
+  Mapping* mapping = known_mappings.load(std::memory_order_relaxed);
   while (mapping != nullptr && mapping->data.load(std::memory_order_relaxed) != nullptr)
     mapping = mapping->next;
   const bool fresh = mapping == nullptr;
@@ -91,14 +91,14 @@ void NoteMapping(const std::byte* data, size_t size, const std::string& path) {
   mapping->size.store(size, std::memory_order_relaxed);
   mapping->data.store(data, std::memory_order_release);
   if (fresh) {
-    mapping->next = mappings.load(std::memory_order_relaxed);
-    mappings.store(mapping, std::memory_order_release);
+    mapping->next = known_mappings.load(std::memory_order_relaxed);
+    known_mappings.store(mapping, std::memory_order_release);
   }
 }
 
 void ForgetMapping(const std::byte* data) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex);
-  for (Mapping* m = mappings.load(std::memory_order_relaxed); m != nullptr; m = m->next) {
+  const std::lock_guard<std::mutex> lock(changes);
+  for (Mapping* m = known_mappings.load(std::memory_order_relaxed); m != nullptr; m = m->next) {
     if (m->data.load(std::memory_order_relaxed) == data) m->data.store(nullptr, std::memory_order_release);
   }
 }

@@ -473,12 +473,12 @@ class PmemLibpmem final : public Storage, public Medium {
   bool is_pmem_ = false;   // all regions, as Probe() found
 };
 
-OpenDirectories open_directories;
+OpenDirectories open_pool_directories;
 
 }  // namespace
 
 std::shared_ptr<Storage> OpenPools(const StorageSpec& spec) {
-  return open_directories.Open(
+  return open_pool_directories.Open(
       spec, [&](const std::string& directory) { return std::make_shared<PmemLibpmem>(spec, directory); });
 }
 

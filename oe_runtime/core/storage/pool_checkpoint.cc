@@ -10,7 +10,7 @@
 namespace oe {
 namespace {
 
-constexpr size_t kAhead = 8;  // rows on their way
+constexpr size_t kRowsAhead = 8;  // rows on their way
 
 // Flushes metadata by cache lines, of which one holds that of several slots: once after the last of them that
 // follow each other, since a line that is stored to while it is written back waits for that.
@@ -149,7 +149,8 @@ void Pool::Seal(const ClosedEpoch& closed) {
     const std::vector<uint32_t>& written = closed.changes[i].written;
     for (size_t at = 0; at < written.size(); ++at) {
       const uint32_t number = written[at];
-      if (at + kAhead < written.size()) PrefetchRow(RowOf(i, written[at + kAhead]), layout_.row_bytes);
+      if (at + kRowsAhead < written.size())
+        PrefetchRow(RowOf(i, written[at + kRowsAhead]), layout_.row_bytes);
       SlotMeta* meta = MetaOf(i, number);
       const std::byte* row = RowOf(i, number);
       uint64_t state = 0;

@@ -26,7 +26,7 @@
 #include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/storage/simulated_medium.h"
 
-namespace oe {
+namespace oe::pool_crash_test {
 namespace {
 
 constexpr uint32_t kShards = 2;
@@ -536,4 +536,4 @@ TEST(PoolCrashTest, EveryCommittedRowSurvivesAnyCrash) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::pool_crash_test

@@ -23,7 +23,7 @@
 #include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/storage/simulated_medium.h"
 
-namespace oe {
+namespace oe::pool_damage_test {
 namespace {
 
 constexpr uint32_t kWords = 9;
@@ -284,4 +284,4 @@ TEST(PoolDamageTest, NothingDamagedGetsARightChecksum) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::pool_damage_test

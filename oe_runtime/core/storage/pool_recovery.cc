@@ -11,7 +11,7 @@
 namespace oe {
 namespace {
 
-constexpr size_t kAtOnce = 64;
+constexpr size_t kRowsAtOnce = 64;
 constexpr uint64_t kManySlots = 1 << 16;  // below it, threads cost more than they bring
 
 // Calls task(0) … task(count - 1), on several threads if `parallel`; rethrows an error.
@@ -76,10 +76,10 @@ struct Pool::Scan {
   void ListByEpoch(Index* index, const Retired& is_retired, const Tombstone& is_tombstone);
 };
 
-// Adds n <= kAtOnce used slots to the index, where the newest of each key stays.
+// Adds n <= kRowsAtOnce used slots to the index, where the newest of each key stays.
 void Pool::Scan::Add(const Key* keys, const uint32_t* numbers, size_t n, Index* index,
                      const std::string& path) {
-  std::array<uint32_t, kAtOnce> found{};
+  std::array<uint32_t, kRowsAtOnce> found{};
   index->Find(keys, n, found.data());
   for (size_t i = 0; i < n; ++i) {
     const uint64_t state = slots->meta(numbers[i]).state;
@@ -192,8 +192,8 @@ void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) c
   SlotStore& slots = *scan->slots;
   for (const SlotBlock& block : scan->blocks) (void)slots.Adopt(block);
 
-  std::array<Key, kAtOnce> keys{};
-  std::array<uint32_t, kAtOnce> numbers{};
+  std::array<Key, kRowsAtOnce> keys{};
+  std::array<uint32_t, kRowsAtOnce> numbers{};
   size_t filled = 0;
   const auto take = [&] {
     scan->Add(keys.data(), numbers.data(), filled, index, super_.path);
@@ -216,7 +216,7 @@ void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) c
       if (EpochOf(meta.state) == epoch) ++scan->newest;
       keys[filled] = meta.key;
       numbers[filled] = number;
-      if (++filled == kAtOnce) take();
+      if (++filled == kRowsAtOnce) take();
     }
   }
   take();

@@ -15,7 +15,7 @@
 #include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/storage/simulated_medium.h"
 
-namespace oe {
+namespace oe::pool_test {
 namespace {
 
 constexpr size_t kBlockBytes = size_t{32} << 10;
@@ -305,4 +305,4 @@ TEST_P(FullPoolTest, TheReserveIsTheSameAfterARestart) {
 INSTANTIATE_TEST_SUITE_P(Kept, FullPoolTest, testing::Values(1, 2, 4));
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::pool_test

@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-namespace oe {
+namespace oe::retired_slots_test {
 namespace {
 
 TEST(RetiredSlotsTest, KnowsTheEpochOfEachSlotAsAMapDoes) {
@@ -60,4 +60,4 @@ TEST(RetiredSlotsTest, TakesABitPerSlotAndEpoch) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::retired_slots_test

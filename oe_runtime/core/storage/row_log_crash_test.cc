@@ -25,7 +25,7 @@
 #include "oe_runtime/core/storage/row_log.h"
 #include "oe_runtime/core/storage/simulated_block_device.h"
 
-namespace oe {
+namespace oe::row_log_crash_test {
 namespace {
 
 // Words of 4 bytes of a row: also one that fills a block, and one that takes two.
@@ -547,4 +547,4 @@ TEST(RowLogCrashTest, EveryCommittedRowSurvivesAnyCrash) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::row_log_crash_test

@@ -10,7 +10,7 @@
 namespace oe {
 namespace {
 
-constexpr size_t kAtOnce = 64;  // segments whose headers are read together
+constexpr size_t kHeadersAtOnce = 64;  // segments whose headers are read together
 
 // Whether all of a chunk's header is in the buffer.
 bool IsChunk(const BlockBuffer& header) {
@@ -324,7 +324,7 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
     cursors.erase(std::remove_if(cursors.begin(), cursors.end(),
                                  [&](const Cursor& one) { return one.place == super.extents[one.segment]; }),
                   cursors.end());
-    for (; next < super.extents.size() && cursors.size() < kAtOnce; ++next) {
+    for (; next < super.extents.size() && cursors.size() < kHeadersAtOnce; ++next) {
       if (super.extents[next] == 0) continue;
       cursors.emplace_back();
       cursors.back().segment = next;

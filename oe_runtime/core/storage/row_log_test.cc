@@ -24,7 +24,7 @@
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/storage/simulated_block_device.h"
 
-namespace oe {
+namespace oe::row_log_test {
 namespace {
 
 using Need = RowLog::Need;
@@ -932,4 +932,4 @@ TEST(RowLogTest, ThreadsWriteReadCleanAndCommitAtOnce) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::row_log_test

@@ -9,7 +9,7 @@
 
 #include "oe_runtime/core/common/error.h"
 
-namespace oe {
+namespace oe::simulated_block_device_test {
 namespace {
 
 std::vector<std::byte> Blocks(size_t count, int value) {
@@ -206,4 +206,4 @@ TEST(SimulatedBlockDeviceTest, AFullDeviceSaysSo) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::simulated_block_device_test

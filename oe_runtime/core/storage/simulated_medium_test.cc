@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace oe {
+namespace oe::simulated_medium_test {
 namespace {
 
 // What a power cut leaves of lines that two flushers have flushed and not fenced, and stored to again.
@@ -37,4 +37,4 @@ TEST(SimulatedMediumTest, ASeedRepeatsItselfWhereverFlushersLie) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::simulated_medium_test

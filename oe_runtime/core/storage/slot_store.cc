@@ -16,7 +16,7 @@ namespace oe {
 namespace {
 
 // Slots that were used before lie anywhere, and are not in the processor's caches.
-constexpr size_t kAhead = 8;
+constexpr size_t kSlotsAhead = 8;
 
 constexpr uint64_t kRowsUnseen = 64;  // that are added before MakeRoom() looks again
 
@@ -201,8 +201,8 @@ uint32_t SlotStore::Take(Key key, bool added) noexcept {
     free_.pop_back();
     writable_[0].Set(number, epoch_);
     epoch_changes_.written.push_back(number);
-    if (free_.size() >= kAhead) {
-      const uint32_t next = free_[free_.size() - kAhead];
+    if (free_.size() >= kSlotsAhead) {
+      const uint32_t next = free_[free_.size() - kSlotsAhead];
       oe::Prefetch(&metas_[next >> layout().shift][next & mask()]);
       PrefetchRow(next);
     }

@@ -17,7 +17,6 @@
 namespace oe {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kSmallestSegment = size_t{256} << 10;
 constexpr size_t kLargestSegment = size_t{1} << 30;
 

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "oe_runtime/core/common/pages.h"
+
 namespace oe {
 
 class KeptRows;
@@ -180,7 +182,5 @@ std::string BytesText(uint64_t bytes);
 // How much a table that has `bytes` should ask for next: growing by an eighth keeps both the number of
 // segments and the unused part of the last one small.
 size_t NextSegment(uint64_t bytes);
-
-inline size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace oe

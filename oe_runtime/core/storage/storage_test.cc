@@ -24,7 +24,7 @@
 #include "oe_runtime/core/storage/row_store.h"
 #include "oe_runtime/core/storage/test_storage.h"
 
-namespace oe {
+namespace oe::storage_test {
 namespace {
 
 std::vector<std::string> FilesIn(const std::string& directory) {
@@ -374,4 +374,4 @@ TEST(PmemStorageTest, SaysWhatIsWrongWithThePath) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::storage_test

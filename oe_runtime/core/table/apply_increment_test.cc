@@ -15,7 +15,7 @@
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::apply_increment_test {
 namespace {
 
 constexpr uint64_t kKeys = 3000;
@@ -251,4 +251,4 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ApplyIncrementTest,
                          });
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::apply_increment_test

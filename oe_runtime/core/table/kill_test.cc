@@ -22,7 +22,7 @@
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::kill_test {
 namespace {
 
 constexpr uint32_t kDim = 16;
@@ -148,4 +148,4 @@ INSTANTIATE_TEST_SUITE_P(Filters, KillTest,
                          });
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::kill_test

@@ -20,7 +20,7 @@
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::pooled_filter_test {
 namespace {
 
 constexpr uint32_t kDim = 4;
@@ -268,4 +268,4 @@ INSTANTIATE_TEST_SUITE_P(Pools, PooledFilterTest,
                          });
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::pooled_filter_test

@@ -14,7 +14,7 @@
 #include "oe_runtime/core/storage/storage.h"
 #include "oe_runtime/core/table/row_ops.h"
 
-namespace oe {
+namespace oe::reduced_weights_test {
 namespace {
 
 TableSpec SpecOf(const std::string& dtype, uint32_t dim) {
@@ -95,4 +95,4 @@ TEST(ReducedWeightsTest, AreForTablesThatAreOnlyRead) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::reduced_weights_test

@@ -12,7 +12,7 @@
 #include "oe_runtime/core/storage/storage.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_cache_test {
 namespace {
 
 constexpr uint32_t kDim = 32;  // 256 bytes a row with Adagrad's state
@@ -123,4 +123,4 @@ TEST(EpochMarksTest, AreThoseOfOneEpoch) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_cache_test

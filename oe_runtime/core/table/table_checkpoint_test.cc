@@ -17,7 +17,7 @@
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_checkpoint_test {
 namespace {
 
 constexpr uint32_t kDim = 9;
@@ -437,4 +437,4 @@ TEST(DramCheckpointTest, DramKeepsNone) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_checkpoint_test

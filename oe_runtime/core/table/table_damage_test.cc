@@ -19,7 +19,7 @@
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_damage_test {
 namespace {
 
 constexpr uint32_t kDim = 9;
@@ -478,4 +478,4 @@ INSTANTIATE_TEST_SUITE_P(Pools, TableDamageTest, testing::Values("pmem_libpmem",
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_damage_test

@@ -23,7 +23,7 @@
 #include "oe_runtime/core/table/row_ops.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_dtype_test {
 namespace {
 
 constexpr uint32_t kDim = 9;
@@ -615,4 +615,4 @@ TEST(PackedRowsTest, ComparesWithFloat32) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_dtype_test

@@ -18,7 +18,7 @@
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_policy_test {
 namespace {
 
 constexpr uint32_t kDim = 4;
@@ -782,4 +782,4 @@ INSTANTIATE_TEST_SUITE_P(Storages, TablePolicyTest, testing::ValuesIn(kStorageTy
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_policy_test

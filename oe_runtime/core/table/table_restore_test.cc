@@ -14,7 +14,7 @@
 #include "oe_runtime/core/common/thread_pool.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_restore_test {
 namespace {
 
 constexpr uint32_t kDim = 16;
@@ -137,4 +137,4 @@ TEST(TableRestoreErrorTest, AKeyThatComesTwiceIsNamedAndNothingChanges) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_restore_test

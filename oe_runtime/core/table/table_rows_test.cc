@@ -21,7 +21,7 @@
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_rows_test {
 namespace {
 
 constexpr uint32_t kDim = 3;
@@ -447,4 +447,4 @@ TEST(TableRows, CountAsPushedNow) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_rows_test

@@ -29,7 +29,7 @@
 #include "oe_runtime/core/storage/log_verify.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_ssd_test {
 namespace {
 
 constexpr Key kKeys = 8000;
@@ -820,4 +820,4 @@ TEST_F(TableSsdFileTest, ThreadsPullPushEraseAndSaveMeanwhile) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_ssd_test

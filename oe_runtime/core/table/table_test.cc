@@ -17,7 +17,7 @@
 #include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/storage/test_storage.h"
 
-namespace oe {
+namespace oe::table_test {
 namespace {
 
 constexpr uint32_t kDim = 9;
@@ -492,4 +492,4 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TableTest,
                          });
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_test

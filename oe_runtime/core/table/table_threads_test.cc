@@ -18,7 +18,7 @@
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
-namespace oe {
+namespace oe::table_threads_test {
 namespace {
 
 constexpr uint32_t kDim = 8;
@@ -180,4 +180,4 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TableThreadsTest, testing::ValuesIn(kStorageType
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::table_threads_test

@@ -10,16 +10,14 @@
 #include <new>
 #include <vector>
 
+#include "oe_runtime/core/common/pages.h"
 #include "oe_runtime/core/wire/shared_memory.h"
 
 namespace oe {
 namespace {
 
-constexpr size_t kLarge = size_t{128} << 10;   // below it, malloc is as good
-constexpr size_t kHugePage = size_t{2} << 20;  // on x86-64
+constexpr size_t kLarge = size_t{128} << 10;  // below it, malloc is as good
 constexpr size_t kLargest = std::numeric_limits<size_t>::max() / 2;
-
-size_t RoundUp(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
 
 // In steps of an eighth, so that batches of about one size have blocks of the same.
 size_t CapacityFor(size_t size) {

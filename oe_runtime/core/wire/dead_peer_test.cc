@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-namespace oe {
+namespace oe::dead_peer_test {
 namespace {
 
 using asio::ip::tcp;
@@ -73,4 +73,4 @@ TEST(DeadPeerTest, NothingIsKnownOfASocketThatIsClosed) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::dead_peer_test

@@ -12,19 +12,18 @@
 #include <new>
 #include <utility>
 
+#include "oe_runtime/core/common/pages.h"
+
 namespace oe {
 namespace {
 
 constexpr char kName[] = "oe_runtime";
 constexpr char kLink[] = "/memfd:oe_runtime (deleted)";  // as /proc shows it
-constexpr size_t kPage = 4096;
 constexpr size_t kStep = size_t{16} << 20;  // by which the file grows, as a server maps it anew each time
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8U  // Linux 6.3
 #endif
-
-size_t RoundUp(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
 
 File NewFile() {
   File file(::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL));

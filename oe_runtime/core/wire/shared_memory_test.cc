@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace oe {
+namespace oe::shared_memory_test {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -169,4 +169,4 @@ TEST(SharedMemoryTest, MemoryThatIsNotSealedIsRefused) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::shared_memory_test

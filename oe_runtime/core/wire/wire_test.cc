@@ -10,7 +10,7 @@
 #include "oe_runtime/core/wire/frame.h"
 #include "oe_runtime/core/wire/messages.h"
 
-namespace oe {
+namespace oe::wire_test {
 namespace {
 
 std::string MessageOf(const std::function<void()>& action) {
@@ -303,4 +303,4 @@ TEST(BufferTest, AlignedAndReused) {
 }
 
 }  // namespace
-}  // namespace oe
+}  // namespace oe::wire_test
