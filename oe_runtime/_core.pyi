@@ -173,6 +173,12 @@ class Predictor:
     ) -> None: ...
     def batch(self, examples: int, timeout_seconds: float) -> None: ...
 
+class Routes:
+    def set(
+        self,
+        routes: Sequence[tuple[str, Predictor, Callable[[PredictorCall], HttpReply | None], int | None]],
+    ) -> None: ...
+
 class HttpReply:
     def __init__(
         self,
@@ -189,8 +195,7 @@ class HttpServer:
         answer: Callable[[str, str, bytes, str], HttpReply],
         *,
         unpack: Callable[[bytes, int], bytes | None],
-        predictor: Predictor | None,
-        lead: Callable[[PredictorCall], HttpReply | None],
+        routes: Routes,
         host: str,
         port: int,
         max_connections: int,

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,13 +30,17 @@ if TYPE_CHECKING:
     from oe_runtime.serving.grpc import GrpcServer
     from oe_runtime.serving.model import Model
     from oe_runtime.serving.rest import RestServer
+    from oe_runtime.serving.versions import Versions
 
+_DIGITS = 18  # of a step
+_PIN_SECONDS = 60.0  # between two renewals of what training must keep
 _FILES = 12_000  # that may be open: a connection is one, and shells allow 1024
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     options = _parser().parse_args(arguments)
+    options.version = options.version or [None]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if options.compile_to is not None:  # a request's thread is enough
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,8 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ServingError("--row-precision does not go with --servers: servers keep rows as trained")
         if options.batch_timeout_ms is not None and options.max_batch_size == 1:
             raise ServingError("--batch-timeout-ms needs --max-batch-size above 1; add it, or leave this out")
-        for label in options.version_label:
-            requests.check_new_label(label)
+        options.version_label = _read_labels(options.version_label)
+        if options.servers is not None and options.version != [None]:
+            raise ServingError("--version does not go with --servers: servers have no earlier rows")
         if options.servers is None:
             return _answer(options, None, ended)
         token = "" if options.token_file is None else read_token(options.token_file)
@@ -145,8 +151,17 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
         "--version-label",
         action="append",
         default=[],
-        metavar="LABEL",
-        help="a label of the served version, by which requests may ask for it; may be given several times",
+        metavar="LABEL[=STEP]",
+        help="a label by which requests may ask for this step, which --version names, or for the newest that "
+        "is served; may be given several times",
+    )
+    parser.add_argument(
+        "--version",
+        action="append",
+        type=_read_version,
+        metavar="STEP|newest",
+        help="serve this kept step; may be given several times, for steps side by side, each with its rows "
+        "in memory (default: newest, which follows training)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8501, help="for HTTP (default: %(default)s; 0: any free)")
@@ -240,7 +255,8 @@ def _add_launcher_options(parser: argparse.ArgumentParser) -> None:
         "--step-file",
         type=Path,
         metavar="FILE",
-        help="file with the step to serve, which may change at any time; without it, the newest checkpoint",
+        help="file with the step to serve, or several of them and newest, which may change at any time; "
+        "without it, those of --version",
     )
     parser.add_argument("--exit-with-parent", action="store_true", help="end at the end of standard input")
 
@@ -251,15 +267,40 @@ def _end_with_input(ended: threading.Event) -> None:
     ended.set()
 
 
-def _read_step(file: Path | None) -> int | None:
-    """Return the step in a --step-file. Raises ServingError for any other content."""
+def _read_version(text: str) -> int | None:
+    """Return a step; None for the newest."""
+    if text == "newest":
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither a step, such as 1000, nor newest")
+    return int(text)
+
+
+def _read_labels(texts: Sequence[str]) -> dict[str, int | None]:
+    """Return the version of each --version-label. Raises InputError, ServingError."""
+    labels: dict[str, int | None] = {}
+    for text in texts:
+        label, _, step = text.rpartition("=")
+        is_step = bool(label) and step.isascii() and step.isdecimal() and len(step) <= _DIGITS
+        label, version = (label, int(step)) if is_step else (text, None)
+        requests.check_new_label(label)
+        if labels.setdefault(label, version) != version:
+            raise ServingError(f"--version-label: {label!r} is for two versions; leave one of them out")
+    return labels
+
+
+def _read_steps(file: Path | None) -> list[int | None]:
+    """Return the steps in a --step-file, None: the newest. Raises ServingError for any other content."""
     try:
         text = "" if file is None else file.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
-        return None
-    if text and not (text.isascii() and text.isdecimal()):
-        raise ServingError(f"{file}: found {text[:40]!r}; it must have one step, such as 1000")
-    return int(text) if text else None
+        return []
+    try:
+        return [_read_version(word) for word in text.split()]
+    except argparse.ArgumentTypeError:
+        raise ServingError(
+            f"{file}: found {text[:40]!r}; it must have one step, such as 1000, or several, or newest"
+        ) from None
 
 
 def _read_storage(options: argparse.Namespace) -> StorageSpec:
@@ -283,9 +324,25 @@ def _import_grpc() -> type[GrpcServer]:
     return GrpcServer
 
 
+def _load(options: argparse.Namespace, client: Client | None, steps: Sequence[int | None]) -> Model:
+    """Load the model with one of these steps: the newest, if it is among them."""
+    from oe_runtime.serving.model import Model
+
+    return Model.load(
+        options.model,
+        options.rows,
+        client=client,
+        storage=_read_storage(options),
+        seconds=options.request_seconds,
+        step=None if None in steps else max(one for one in steps if one is not None),
+        compile_to=options.compile_to,
+    )
+
+
 def _answer(options: argparse.Namespace, client: Client | None, ended: threading.Event) -> int:
-    from oe_runtime.serving.model import Model, is_torch
+    from oe_runtime.serving.model import is_torch
     from oe_runtime.serving.rest import BATCH_TIMEOUT_MS, RestServer
+    from oe_runtime.serving.versions import Versions
 
     files = AccessFiles(options.tls_cert, options.tls_key, options.request_token_file)
     access = files.read()
@@ -299,18 +356,16 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
     most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    with Model.load(
-        options.model,
-        options.rows,
-        client=client,
-        storage=_read_storage(options),
-        seconds=options.request_seconds,
-        step=(step := _read_step(options.step_file)),
-        compile_to=options.compile_to,
-    ) as model:
-        model.labels, model.source = dict.fromkeys(options.version_label), options.model
-        model.steps_from = "" if options.step_file is None else f"--step-file {options.step_file}"
-        address = (options.name, model, options.host)
+    given = _read_steps(options.step_file)
+    steps = given or options.version
+    with (
+        _load(options, client, steps) as model,
+        contextlib.closing(Versions(model, options.name)) as versions,
+    ):
+        versions.source = options.model
+        versions.steps_from = "" if options.step_file is None else f"--step-file {options.step_file}"
+        versions.serve(steps, options.version_label)
+        address = (options.name, versions, options.host)
         body = options.max_body_bytes
         rest = RestServer(
             *address,
@@ -338,12 +393,12 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
                 model.watch(options.refresh_seconds)
             ports = dict(zip(("port", "grpc_port"), (server.port for server in servers), strict=False))
             facts = {"pid": os.getpid(), "host": options.host, "scheme": files.scheme, **ports}
-            follower = _Follower(model, options, step, facts, files, servers)
-            _announce(model, options, files, ports)
+            follower = _Follower(versions, options, given, facts, files, servers)
+            _announce(versions, options, files, ports)
             follower.run(ended)
             seconds = options.drain_seconds
         finally:
-            model.is_ending = True
+            versions.is_ending = True
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda server: server.stop(seconds), started))
             if started and options.ready_file is not None:
@@ -351,8 +406,11 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
     return 0
 
 
-def _announce(model: Model, options: argparse.Namespace, files: AccessFiles, ports: dict[str, int]) -> None:
-    served = model.checkpoint or options.model
+def _announce(
+    versions: Versions, options: argparse.Namespace, files: AccessFiles, ports: dict[str, int]
+) -> None:
+    model = versions.main
+    served = ", ".join(str(one.checkpoint or options.model) for one in versions.models.values())
     grpc = f", gRPC on port {ports['grpc_port']}" if "grpc_port" in ports else ""
     token = "" if options.request_token_file is None else ", with a token only"
     place = f"{files.scheme}://{options.host}:{ports['port']}/v1/models/{options.name}"
@@ -368,20 +426,22 @@ class _Follower:
 
     def __init__(
         self,
-        model: Model,
+        versions: Versions,
         options: argparse.Namespace,
-        step: int | None,
+        steps: list[int | None],
         facts: dict[str, object],
         files: AccessFiles,
         servers: Sequence[RestServer | GrpcServer],
     ) -> None:
-        self._model, self._options, self._step = model, options, step
+        self._versions, self._options = versions, options
+        self._steps = steps  # of the step file, if it names some
         self._files, self._servers = files, servers
         self._facts = {**facts, "storage": options.storage, "is_pmem": False}
         self._said: dict[str, str] = {}
         self._written: dict[str, object] = {}
         self._problem = ""  # of the step file
         self._access_problem = ""
+        self._kept: dict[tuple[Path, bool], float] = {}  # when it was last said of which checkpoints
         self._keep()
         self._write()
 
@@ -390,12 +450,13 @@ class _Follower:
         while not ended.wait(1.0 if self._options.step_file is None else 0.1):
             if self._options.step_file is not None:
                 self._follow()
+            self._keep()
             if self._files.have_changed():
                 self._admit()
             for what, problem in (
                 ("requests need what they needed before", self._access_problem),
-                ("still serving the previous checkpoint", self._problem or self._model.problem),
-                ("requests are refused", self._model.unavailable),
+                ("still serving the previous checkpoint", self._problem or self._versions.main.problem),
+                ("requests are refused", self._versions.unavailable),
             ):
                 if problem and problem != self._said.get(what):
                     print(f"warning: {what}: {problem}", file=sys.stderr, flush=True)
@@ -415,28 +476,43 @@ class _Follower:
 
     def _follow(self) -> None:
         try:
-            step = _read_step(self._options.step_file)
-            if step == self._step:
+            steps = _read_steps(self._options.step_file)
+            if steps == self._steps:
                 return
-            self._step = step  # else a bad one would be tried ten times per second
+            self._steps = steps  # else a bad one would be tried ten times per second
             self._problem = ""
-            self._model.pin(step)
-            self._keep()
+            self._versions.serve(steps or self._options.version)
         except (OeError, OSError) as error:
             self._problem = str(error)
 
     def _keep(self) -> None:
-        """Let training keep the pinned checkpoint, which is loaded again when this starts again."""
-        path = self._model.checkpoint
-        if self._step is None or path is None:
-            return
-        try:
-            checkpoint.pin(path, self._options.step_file)
-        except OSError as error:
-            print(f"warning: training may remove the pinned {path}: {error}", file=sys.stderr, flush=True)
+        """Let training keep the pinned checkpoints, which are loaded again when this starts again."""
+        now = time.monotonic()
+        kept, self._kept = self._kept, {}
+        for model in self._versions.pinned:
+            path, is_named = model.checkpoint, model.version in self._steps
+            if path is None:
+                continue
+            last = kept.get((path, is_named))
+            if last is not None and now < last + _PIN_SECONDS:
+                self._kept[path, is_named] = last
+                continue
+            self._kept[path, is_named] = now
+            try:
+                checkpoint.pin(path, self._options.step_file if is_named else None)
+            except OSError as error:
+                said = f"warning: training may remove the pinned {path}: {error}"
+                if last is None:
+                    print(said, file=sys.stderr, flush=True)
 
     def _write(self) -> None:
-        facts = {**self._facts, "version": self._model.version, "step": self._step, "problem": self._problem}
+        facts = {
+            **self._facts,
+            "version": self._versions.newest.version,
+            "versions": list(self._versions.models),
+            "step": next(iter(self._steps), None),
+            "problem": self._problem,
+        }
         if self._options.ready_file is not None and facts != self._written:
             durable.write_json(self._options.ready_file, facts)
             self._written = facts

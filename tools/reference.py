@@ -145,7 +145,8 @@ def metrics() -> str:
     from oe_runtime.server import metrics as server
     from oe_runtime.serving import metrics as serving
 
-    model: Any = SimpleNamespace(version=1, unavailable="", freshness=1.0, seconds_behind=0.0)
+    model: Any = SimpleNamespace(version=1, freshness=1.0, seconds_behind=0.0)
+    versions: Any = SimpleNamespace(main=model, newest=model, models={1: model}, unavailable="")
     lines = [
         "# Metrics",
         "",
@@ -157,7 +158,7 @@ def metrics() -> str:
         "`python -m oe_runtime.serve` serves these at `/metrics` and `/monitoring/prometheus/metrics` of its",
         "port for HTTP:",
         "",
-        *_metrics_table(serving.text(_SERVING, model)),
+        *_metrics_table(serving.text(_SERVING, versions)),
     ]
     return "\n".join([*lines, ""])
 

@@ -48,6 +48,7 @@ _NAME = re.compile(
 )  # step-0000001000, and .1 when that step is written once more
 _PARTIAL = ".partial-"
 _PIN = "pinned-"
+_PIN_SECONDS = 600.0  # that a mark without a step file holds
 
 
 @dataclass(frozen=True)
@@ -373,8 +374,14 @@ def published_names(directory: Path) -> list[str]:
     return []
 
 
-def pin(path: Path, step_file: Path) -> None:
-    """Let `publish` keep the checkpoint at `path` as long as `step_file` names its step. Raises OSError."""
+def pin(path: Path, step_file: Path | None = None) -> None:
+    """Let `publish` keep the checkpoint at `path` as long as `step_file` names its step. Raises OSError.
+
+    Without a file: for ten minutes; call it again before.
+    """
+    if step_file is None:
+        (path / f"{_PIN}until").touch()
+        return
     mark = path / f"{_PIN}{hashlib.sha256(os.fsencode(step_file.absolute())).hexdigest()[:16]}"
     if not mark.exists():
         mark.write_text(f"{step_file.absolute()}\n", encoding="utf-8")
@@ -383,8 +390,11 @@ def pin(path: Path, step_file: Path) -> None:
 def _is_pinned(path: Path) -> bool:
     for mark in path.glob(f"{_PIN}*"):
         with contextlib.suppress(OSError, ValueError):  # the step file is gone, or names no step
-            step_file = Path(mark.read_text(encoding="utf-8").removesuffix("\n"))
-            if int(step_file.read_text(encoding="utf-8")) == _order(path)[0]:
+            name = mark.read_text(encoding="utf-8").removesuffix("\n")
+            if not name and time.time() < mark.stat().st_mtime + _PIN_SECONDS:
+                return True
+            words = Path(name).read_text(encoding="utf-8").split() if name else []
+            if any(word.isdecimal() and int(word) == _order(path)[0] for word in words):
                 return True
     return False
 

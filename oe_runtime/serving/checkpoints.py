@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from oe_runtime.support import dense_file, remote_files
 from oe_runtime.support.remote_files import RemotePath
 
 _HELD = 4  # increments in memory before they are applied
+_TAKEN: set[Path | None] = set()  # directories of rows of this process
+_TAKING = threading.Lock()
 
 
 class NotKept(CheckpointError):
@@ -202,7 +205,6 @@ class ServedRows:
         self._specs = specs
         self._storage = storage
         self._threads = threads
-        self._generation = 0
         self.client: Client | None = None
         self._directory: Path | None = None
         self._read: dict[Path, _core.Increment] = {}  # what `read_ahead` has for `apply`
@@ -210,22 +212,23 @@ class ServedRows:
     def load(self, chosen: ServedCheckpoint) -> tuple[Client, Path | None]:
         """Load `chosen` beside the present rows; return a client and the directory that it takes."""
         servers = _servers(chosen.path, self._specs)
-        self._generation += 1
         storage, directory = replace(self._storage, weights_only=True), None
         if storage.type != "dram" and storage.path:
-            directory = Path(storage.path) / f"serving-{self._generation}"
-            # The storage removes rows of an earlier process, and refuses a directory with a checkpoint.
-            directory.mkdir(parents=True, exist_ok=True)
+            directory = _take_directory(Path(storage.path))
             storage = replace(storage, path=str(directory))
-        client = Client.in_process(storage, servers, self._threads)
+        try:
+            # The storage removes rows of an earlier process, and refuses a directory with a checkpoint.
+            client = Client.in_process(storage, servers, self._threads)
+        except BaseException:
+            _TAKEN.discard(directory)
+            raise
         try:
             for spec in self._specs:
                 client.create_table(spec)
             client.restore(*chosen.chain)
         except BaseException:
             client.close()
-            if directory is not None:
-                shutil.rmtree(directory, ignore_errors=True)
+            _remove_directory(directory)
             raise
         return client, directory
 
@@ -267,9 +270,24 @@ class ServedRows:
         """Free the memory."""
         if self.client is not None:
             self.client.close()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        _remove_directory(self._directory)
         self.client = self._directory = None
+
+
+def _take_directory(parent: Path) -> Path:
+    """Return a directory for rows that no others of this process have."""
+    with _TAKING:  # the lowest number, so that rows which an earlier process left are found
+        numbered = (parent / f"serving-{number}" for number in itertools.count(1))
+        directory = next(one for one in numbered if one not in _TAKEN)
+        directory.mkdir(parents=True, exist_ok=True)
+        _TAKEN.add(directory)
+    return directory
+
+
+def _remove_directory(directory: Path | None) -> None:
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        _TAKEN.discard(directory)
 
 
 def _taken(training: object) -> float | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from oe_runtime.errors import InputError, OeError
 from oe_runtime.model_description import Signature
 from oe_runtime.serving import requests
-from oe_runtime.serving.model import Model
+from oe_runtime.serving.versions import Asked, Versions
 
 CLASSIFY, REGRESS = "classify", "regress"
 _OUTPUTS = {CLASSIFY: ("classes", "scores"), REGRESS: ("outputs",)}
@@ -65,7 +65,9 @@ def serialize_input(sent: Any) -> list[bytes]:
     return [context + one.SerializeToString() for one in examples]
 
 
-def compute(model: Model, method: str, signature: str, examples: Sequence[bytes]) -> tuple[list[Any], int]:
+def compute(
+    versions: Versions, asked: Asked, method: str, signature: str, examples: Sequence[bytes]
+) -> tuple[list[Any], int]:
     """Return the result for each example, and the version that answered.
 
     It is the list of (label, score) of each class, or a number. Raises InputError, and OeError for outputs of
@@ -73,7 +75,7 @@ def compute(model: Model, method: str, signature: str, examples: Sequence[bytes]
     """
     texts = np.empty(len(examples), object)
     texts[:] = examples
-    outputs, version = model.predict_versioned({_INPUT: texts}, signature)
+    outputs, version = versions.predict(asked, {_INPUT: texts}, signature)
     shapes = {array.shape for array in outputs.values()}
     shape = next(iter(shapes))
     is_right = len(shapes) == 1 and shape[:1] == (len(examples),)

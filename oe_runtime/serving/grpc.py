@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from oe_runtime.errors import InputError, ServingError
-from oe_runtime.model_description import SIGNATURE
+from oe_runtime.model_description import SIGNATURE, Signature
 from oe_runtime.serving import examples, requests
 from oe_runtime.serving.access import Access
 from oe_runtime.serving.grpc_health import Health, Reflection
@@ -22,6 +22,7 @@ from oe_runtime.serving.grpc_reload import Reload
 from oe_runtime.serving.messages import METHODS, message, read_tensor, tensor_proto
 from oe_runtime.serving.metrics import Calls
 from oe_runtime.serving.model import Model
+from oe_runtime.serving.versions import Asked, Versions, wrap
 
 _THREADS = 16
 _PROBES = 4  # threads for what needs no token
@@ -41,7 +42,7 @@ class GrpcServer:
     def __init__(
         self,
         name: str,
-        model: Model,
+        model: Model | Versions,
         host: str,
         port: int,
         *,
@@ -51,11 +52,12 @@ class GrpcServer:
         """Raises ServingError for an unavailable address. Without a certificate it never encrypts."""
         self._access = access
         self.calls = Calls()
-        self._health, self._reflection = Health(name, model), Reflection()
-        service = _Service(name, model, max_body_bytes, self.calls)
+        versions = wrap(name, model)
+        self._health, self._reflection = Health(versions), Reflection()
+        service = _Service(versions, max_body_bytes, self.calls)
         answers = {
             **service.answers,
-            **InferenceService(name, model, self.calls).answers,
+            **InferenceService(versions, self.calls).answers,
             "Check": self._health.check,
         }
         streams = {"Watch": self._health.watch, "ServerReflectionInfo": self._reflection.answer}
@@ -203,10 +205,9 @@ def _parse(name: str, sent: bytes) -> Any:
 
 
 class _Service:
-    def __init__(self, name: str, model: Model, max_body_bytes: int, calls: Calls) -> None:
+    def __init__(self, versions: Versions, max_body_bytes: int, calls: Calls) -> None:
         self._calls = calls
-        self._name = name
-        self._model = model
+        self._versions = versions
         self._most = max_body_bytes
         self.answers: dict[str, Callable[[Any], Any]] = {
             "Predict": self.predict,
@@ -214,7 +215,7 @@ class _Service:
             "Regress": self.regress,
             "GetModelMetadata": self.metadata,
             "GetModelStatus": self.status,
-            "HandleReloadConfigRequest": Reload(name, model).answer,
+            "HandleReloadConfigRequest": Reload(versions).answer,
         }
 
     def answer(self, context: Any, work: Callable[[], Any]) -> Any:
@@ -226,14 +227,13 @@ class _Service:
         return None
 
     def predict(self, request: Any) -> Any:
-        asked = self._check(request.model_spec)
+        asked = self._find(request.model_spec)
         inputs, left = {}, self._most
         for name, tensor in request.inputs.items():
             inputs[name] = self._array(name, tensor, left)
             left -= inputs[name].size
-        signature = requests.find_signature(request.model_spec.signature_name, self._model.signatures)
-        outputs, version = self._model.predict_versioned(inputs, signature)
-        asked.check(self._name, version)
+        signature = requests.find_signature(request.model_spec.signature_name, self._signatures)
+        outputs, version = self._versions.predict(asked, inputs, signature)
         unknown = set(request.output_filter) - outputs.keys()
         if unknown:
             raise InputError(f"the model has no output {sorted(unknown)[0]!r}; it has {', '.join(outputs)}")
@@ -260,40 +260,45 @@ class _Service:
 
     def _compute(self, request: Any, method: str, reply: Any) -> list[Any]:
         """Return the result for each example, and describe the model in `reply`."""
-        asked, named = self._check(request.model_spec), request.model_spec.signature_name
-        signature = examples.find_signature(named, method, self._model.signatures)
+        asked, named = self._find(request.model_spec), request.model_spec.signature_name
+        signature = examples.find_signature(named, method, self._signatures)
         sent = examples.serialize_input(request.input)
-        result, version = examples.compute(self._model, method, signature, sent)
-        asked.check(self._name, version)
+        result, version = examples.compute(self._versions, asked, method, signature, sent)
         self._describe(reply.model_spec, version, signature)
         self._calls.add_examples(len(sent))
         return result
 
     def metadata(self, request: Any) -> Any:
-        self._check(request.model_spec).check(self._name, self._model.version)
+        model, version = self._versions.find(self._find(request.model_spec))
         if list(request.metadata_field) != ["signature_def"]:
             raise InputError("metadata_field must be 'signature_def'")
-        found = requests.metadata(self._name, self._model)["metadata"]["signature_def"]["signature_def"]
-        signatures = json_format.ParseDict({"signature_def": found}, message("SignatureDefMap")())
+        found = requests.metadata(self._versions.name, model, version)["metadata"]["signature_def"]
+        signatures = json_format.ParseDict(found, message("SignatureDefMap")())
         reply = message("GetModelMetadataResponse")()
-        self._describe(reply.model_spec, self._model.version)
+        self._describe(reply.model_spec, version)
         reply.metadata["signature_def"].Pack(signatures)
         return reply
 
     def status(self, request: Any) -> Any:
-        self._check(request.model_spec).check(self._name, self._model.version)
-        return json_format.ParseDict(requests.status(self._model), message("GetModelStatusResponse")())
+        found = requests.status(self._versions, self._find(request.model_spec))
+        return json_format.ParseDict(found, message("GetModelStatusResponse")())
 
-    def _check(self, spec: Any) -> requests.Asked:
+    @property
+    def _signatures(self) -> dict[str, Signature]:
+        return self._versions.main.signatures
+
+    def _find(self, spec: Any) -> Asked:
         """Return the asked version of a known model."""
-        requests.check_name(spec.name, self._name)
-        requests.find_signature(spec.signature_name, self._model.signatures)
+        requests.check_name(spec.name, self._versions.name)
+        requests.find_signature(spec.signature_name, self._signatures)
         number = spec.version.value if spec.HasField("version") else None
         label = spec.version_label if spec.HasField("version_label") else None
-        return requests.Asked(self._model, number, label)
+        asked = Asked(number, label)
+        self._versions.find(asked)  # before the rest of the request is read
+        return asked
 
     def _describe(self, spec: Any, version: int, signature: str = SIGNATURE) -> None:
-        spec.name = self._name
+        spec.name = self._versions.name
         spec.signature_name = signature
         spec.version.value = version
 

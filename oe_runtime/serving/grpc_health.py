@@ -14,8 +14,7 @@ from typing import Any
 import grpc
 
 from oe_runtime.serving.messages import METHODS, POOL, message
-from oe_runtime.serving.model import Model
-from oe_runtime.serving.requests import NotFound
+from oe_runtime.serving.versions import NotFound, Versions
 
 _LOOKS = 0.2  # seconds between two looks at what is watched
 
@@ -23,9 +22,9 @@ _LOOKS = 0.2  # seconds between two looks at what is watched
 class Health:
     """Tells whether requests are answered: of the server ("" or a service), or of its model by name."""
 
-    def __init__(self, name: str, model: Model) -> None:
-        self._model = model
-        self._known = {"", name, *METHODS}
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
+        self._known = {"", versions.name, *METHODS}
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._waiting: set[Any] = set()  # contexts of streams whose request has not come
@@ -68,7 +67,7 @@ class Health:
             context.cancel()
 
     def _answer(self, request: Any) -> Any:
-        status = "NOT_SERVING" if self._model.unavailable or self._ended.is_set() else "SERVING"
+        status = "NOT_SERVING" if self._versions.unavailable or self._ended.is_set() else "SERVING"
         known = request.service in self._known
         return message("HealthCheckResponse")(status=status if known else "SERVICE_UNKNOWN")
 

@@ -12,7 +12,7 @@ from oe_runtime.errors import InputError
 from oe_runtime.serving import open_inference, requests
 from oe_runtime.serving.messages import message
 from oe_runtime.serving.metrics import Calls
-from oe_runtime.serving.model import Model
+from oe_runtime.serving.versions import Asked, Versions
 
 # The field of the values of a datatype, and their type there. FP16 and BF16 have none.
 _CONTENTS = {
@@ -30,37 +30,38 @@ _MOST = 10_000  # inputs or outputs of a request, before each becomes several ob
 
 
 class InferenceService:
-    """Answers requests of `model` by the name of their method."""
+    """Answers requests of a model by the name of their method."""
 
-    def __init__(self, name: str, model: Model, calls: Calls) -> None:
-        self._name, self._model, self._calls = name, model, calls
+    def __init__(self, versions: Versions, calls: Calls) -> None:
+        self._versions, self._calls = versions, calls
         self.answers: Mapping[str, Callable[[Any], Any]] = {
             "ServerLive": lambda _: message("ServerLiveResponse")(live=True),
-            "ServerReady": lambda _: message("ServerReadyResponse")(ready=not model.unavailable),
+            "ServerReady": lambda _: message("ServerReadyResponse")(ready=not versions.unavailable),
             "ModelReady": self._ready,
             "ServerMetadata": lambda _: _filled("ServerMetadata", open_inference.server_metadata()),
             "ModelMetadata": self._metadata,
             "ModelInfer": self._infer,
         }
 
-    def _check(self, name: str, version: str, served: int | None = None) -> None:
-        requests.check_name(name, self._name)
-        open_inference.check_version(version, name, self._model.version if served is None else served)
+    def _find(self, name: str, version: str) -> Asked:
+        requests.check_name(name, self._versions.name)
+        return open_inference.find_version(version, self._versions)
 
     def _ready(self, request: Any) -> Any:
-        self._check(request.name, request.version)
-        return message("ModelReadyResponse")(ready=not self._model.unavailable)
+        self._find(request.name, request.version)
+        return message("ModelReadyResponse")(ready=not self._versions.unavailable)
 
     def _metadata(self, request: Any) -> Any:
-        self._check(request.name, request.version)
-        return _filled("ModelMetadata", open_inference.model_metadata(self._name, self._model))
+        self._find(request.name, request.version)
+        return _filled("ModelMetadata", open_inference.model_metadata(self._versions))
 
     def _infer(self, request: Any) -> Any:
-        self._check(request.model_name, request.model_version)
-        asked = open_inference.parse_request(_to_values(request), self._model.signatures)
-        outputs, version = self._model.predict_versioned(asked.inputs, asked.signature)
-        self._check(request.model_name, request.model_version, version)
-        reply = message("ModelInferResponse")(model_name=self._name, model_version=str(version), id=asked.id)
+        which = self._find(request.model_name, request.model_version)
+        asked = open_inference.parse_request(_to_values(request), self._versions.main.signatures)
+        outputs, version = self._versions.predict(which, asked.inputs, asked.signature)
+        reply = message("ModelInferResponse")(
+            model_name=self._versions.name, model_version=str(version), id=asked.id
+        )
         found = [
             (open_inference.describe_output(name, outputs[name]), outputs[name]) for name, _ in asked.outputs
         ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from oe_runtime.support import prometheus
 
 if TYPE_CHECKING:
-    from oe_runtime.serving.model import Model
+    from oe_runtime.serving.versions import Versions
 
 # See prometheus.read_metrics; the places are those of HttpServer::Stats() (core/front/http_server.h).
 _METRICS = """
@@ -87,11 +87,15 @@ class Calls:
             }
 
 
-def text(stats: Mapping[str, Any], model: Model, calls: Calls | None = None) -> str:
-    """Return the page of a server for HTTP with these statistics, which serves `model`, and of `calls`."""
+def text(stats: Mapping[str, Any], versions: Versions, calls: Calls | None = None) -> str:
+    """Return the page of a server for HTTP with these statistics, which serves `versions`, and of `calls`."""
     page = prometheus.Page()
-    page.add("gauge", "oe_serving_model_version", "The step of the served checkpoint.", [({}, model.version)])
-    ready = int(not model.unavailable)
+    model = versions.main
+    what = "The step of the checkpoint that answers requests for no version."
+    page.add("gauge", "oe_serving_model_version", what, [({}, versions.newest.version)])
+    what = "How many versions are served."
+    page.add("gauge", "oe_serving_versions", what, [({}, len(versions.models))])
+    ready = int(not versions.unavailable)
     page.add("gauge", "oe_serving_ready", "Whether requests are answered: 1 or 0.", [({}, ready)])
     what = "Time from the publication of the served checkpoint until it was served."
     fresh: prometheus.Samples = [] if model.freshness is None else [({}, model.freshness)]

@@ -38,7 +38,16 @@ _GONE = "the rows are gone, because they could not be refreshed or are closed"
 
 
 class NotServed(ServingError):
-    """Labels for another version than the served one, or a step where none can be chosen."""
+    """Labels for another version than the served ones, or a step where none can be chosen."""
+
+
+class Unloaded(ServingError):
+    """The rows of a model are gone."""
+
+
+# Called with the version that a refresh is about to load, which it may refuse by an error; what it returns is
+# called at the moment of the exchange.
+Prepare = Callable[[int], Callable[[], None]]
 
 
 class Model:
@@ -76,16 +85,14 @@ class Model:
         of PyTorch is compiled for this machine, which takes up to some minutes, and kept in that directory
         for the next load. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
         """
+        more: dict[str, Any] = {
+            "storage": storage,
+            "threads": threads,
+            "seconds": seconds,
+            "compile_to": compile_to,
+        }
         if remote_files.is_remote(model):
-            url = RemotePath(str(model).rstrip("/"))
-            with tempfile.TemporaryDirectory(prefix="oe-serving-") as copy:
-                of_run = _fetch(url, Path(copy))
-                rows = url.url if of_run and rows is None and client is None else rows
-                more: dict[str, Any] = {"client": client, "storage": storage, "compile_to": compile_to}
-                try:
-                    return cls.load(copy, rows, threads=threads, seconds=seconds, step=step, **more)
-                except ServingError as error:
-                    raise ServingError(str(error).replace(copy, url.url)) from error
+            return cls._load_url(str(model), rows, client, step, more)
         path = Path(model)
         if not path.is_dir():
             raise ServingError(f"{path}: there is no such directory")
@@ -114,12 +121,33 @@ class Model:
             assert rows is not None  # noqa: S101 - see above
             store = ServedRows(specs, storage or StorageSpec(), threads)
             self = cls(loaded, store, None, ServedCheckpoints(rows, step))
+            self._load_beside = lambda other: cls.load(model, rows, step=other, **more)
         try:
             self.refresh()
         except BaseException:
             self.close()
             raise
         return self
+
+    @classmethod
+    def _load_url(
+        cls,
+        model: str,
+        rows: str | os.PathLike[str] | None,
+        client: Client | None,
+        step: int | None,
+        more: Mapping[str, Any],
+    ) -> Model:
+        url = RemotePath(model.rstrip("/"))
+        with tempfile.TemporaryDirectory(prefix="oe-serving-") as copy:
+            of_run = _fetch(url, Path(copy))
+            rows = url.url if of_run and rows is None and client is None else rows
+            try:
+                found = cls.load(copy, rows, client=client, step=step, **more)
+            except ServingError as error:
+                raise ServingError(str(error).replace(copy, url.url)) from error
+        found._load_beside = lambda other: cls.load(model, rows, step=other, **more)
+        return found
 
     def __init__(
         self,
@@ -147,10 +175,8 @@ class Model:
         self._coming: tuple[int, float] | None = None  # step and publication of what is not served yet
         self._freshness: float | None = None
         self._log = FreshnessLog()
-        self.is_ending = False  # whether the server of its requests only answers the last ones
-        self.labels: Mapping[str, int | None] = {}  # each for a version; None: for whichever is served
-        self.source = ""  # the directory or URL that it was loaded from
-        self.steps_from = ""  # what alone chooses the step, if requests may not
+        self._load_beside: Callable[[int], Model] | None = None
+        self.on_change: Callable[[], None] = lambda: None  # called after another version is served
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -184,6 +210,20 @@ class Model:
     def has_steps(self) -> bool:
         """Whether `pin` can choose a step."""
         return self._checkpoints is not None and self._rows is not None
+
+    @property
+    def step(self) -> int | None:
+        """The step that it is pinned to; None: it serves the newest."""
+        return None if self._checkpoints is None else self._checkpoints.step
+
+    def load_beside(self, step: int) -> Model:
+        """Load the same model with the kept checkpoint of another step, in memory of its own.
+
+        Raises NotServed where rows do not come from checkpoints, and what `load` does.
+        """
+        if self._load_beside is None:
+            raise NotServed(_NO_STEPS)
+        return self._load_beside(step)
 
     @property
     def checkpoint(self) -> Path | None:
@@ -232,14 +272,17 @@ class Model:
             if self._rows is None:
                 return forward(None), self.version
             if self._rows.client is None:
-                raise ServingError(_GONE)
+                raise Unloaded(_GONE)
             return forward(pull(self._rows.client)), self.version
+
+    def settle(self) -> None:
+        """Return once no version is being exchanged."""
+        with self._gate.shared():
+            pass
 
     @property
     def unavailable(self) -> str:
         """Why no requests should be sent now; "" if they may."""
-        if self.is_ending:
-            return "the server is ending"
         if self._servers is not None:
             return self._servers.problem
         return _GONE if self._rows is not None and self._rows.client is None else ""
@@ -305,19 +348,21 @@ class Model:
             batch = name, len(array)
         return arrays
 
-    def refresh(self) -> bool:
+    def refresh(self, prepare: Prepare | None = None) -> bool:
         """Load the newest checkpoint if it is newer than the served one; return whether it was.
 
         Increments on the served checkpoint are applied to its rows; any other is loaded beside them, which
         takes their memory twice. Requests go on meanwhile, except for the moment of the exchange. Connects
         again to lost servers. Raises CheckpointError, ServingError, StorageError, ServerLost; the previous
         checkpoint is still served then. Only after an increment that could not be applied completely,
-        requests are refused until a refresh succeeds.
+        requests are refused until a refresh succeeds. See `Prepare`.
         """
-        return self._refresh(None)
+        has_changed = self._refresh(prepare or (lambda _: lambda: None))
+        if has_changed:
+            self.on_change()
+        return has_changed
 
-    def _refresh(self, labels: Mapping[str, int] | None) -> bool:
-        """As `refresh`, and use the version only with these labels, from the same moment on."""
+    def _refresh(self, prepare: Prepare) -> bool:
         with self._refreshing:
             published = False
             if self._servers is not None:
@@ -328,11 +373,10 @@ class Model:
             newest = None if self._checkpoints is None else self._checkpoints.newest()
             since = None if newest is None or self._has_parts else newest.since(self._served)
             if newest is None or (since is not None and not since):
-                self._use_labels(labels, self.version)
+                prepare(self.version)()
                 self._coming = None
                 return published
-            if self._rows is not None:
-                _check_labels(labels, newest.step)
+            commit = None if self._rows is None else prepare(newest.step)
             before, self._coming = self._served, (newest.step, newest.published)
             weights = None if newest.dense is None else self._loaded.read_weights(newest.dense)
             loaded = None
@@ -351,40 +395,28 @@ class Model:
                     self._loaded.use_weights(weights)
                     self._published_step = None
                 self._served, self._has_parts = newest, False
-                self._use_labels(labels, self.version)
+                (commit or prepare(self.version))()
             if before is not None:
                 self._freshness = self.seconds_behind
                 self._note_freshness(newest.step, newest.taken)
             self._coming = None
             return True
 
-    def pin(self, step: int | None, labels: Mapping[str, int] | None = None) -> bool:
+    def pin(self, step: int | None, prepare: Prepare | None = None) -> bool:
         """Serve the kept checkpoint of `step`, and no other until the next call; None: the newest again.
 
-        Otherwise as `refresh`; after an error the previous pin stays. `labels` are as in `use_labels`, from
-        the same moment on. Raises NotServed where rows do not come from checkpoints.
+        Otherwise as `refresh`; after an error the previous pin stays. Raises NotServed where rows do not come
+        from checkpoints.
         """
         if self._checkpoints is None or not self.has_steps:
             raise NotServed(_NO_STEPS)
         with self._pinning:
             before, self._checkpoints.step = self._checkpoints.step, step
             try:
-                return self._refresh(labels)
+                return self.refresh(prepare)
             except BaseException:
                 self._checkpoints.step = before
                 raise
-
-    def use_labels(self, labels: Mapping[str, int]) -> None:
-        """Refresh, and let requests ask for a version only by these labels.
-
-        Raises NotServed if one is for another version than is served then; the previous labels stay.
-        """
-        self._refresh(labels)
-
-    def _use_labels(self, labels: Mapping[str, int] | None, version: int) -> None:
-        _check_labels(labels, version)
-        if labels is not None:
-            self.labels = dict(labels)
 
     def _note_freshness(self, step: int, taken: float | None) -> None:
         """Write down for the run's report how old the step is of which answers are from now on."""
@@ -411,6 +443,7 @@ class Model:
                 self._loaded.use_weights(weights)
                 self._published_step = step
             self._note_freshness(step, taken)
+            self.on_change()
             return True
 
     def watch(self, seconds: float) -> None:
@@ -465,13 +498,6 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_labels(labels: Mapping[str, int] | None, version: int) -> None:
-    """Raise NotServed for a label of another version."""
-    for label, of in (labels or {}).items():
-        if of != version:
-            raise NotServed(f"label {label!r} is for version {of}, which is not served; {version} would be")
 
 
 def is_model(path: Path) -> bool:

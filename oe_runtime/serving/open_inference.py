@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from oe_runtime.errors import InputError, OeError
 from oe_runtime.model_description import Signature, Tensor
 from oe_runtime.serving import requests
-from oe_runtime.serving.model import MAX_DIMENSIONS, Model, as_array
+from oe_runtime.serving.model import MAX_DIMENSIONS, as_array
+from oe_runtime.serving.versions import Asked, Versions
 
 # Names of dtypes. A bfloat16 is read as the float32 of its value, because NumPy has none.
 _DATATYPES = {"bool": "BOOL", "float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}
@@ -125,12 +126,14 @@ def to_texts(array: NDArray[Any]) -> list[bytes]:
     return [one.encode() if isinstance(one, str) else one for one in array.reshape(-1).tolist()]
 
 
-def check_version(asked: str, name: str, served: int) -> None:
-    """Raise NotFound for a request of another version; "" is any."""
+def find_version(asked: str, versions: Versions) -> Asked:
+    """Return the asked version; "" is any. Raises NotFound for one that is not served."""
     is_number = asked.isascii() and asked.isdecimal() and len(asked) <= requests.LONGEST_VERSION
     if asked and not is_number:
-        raise requests.NotFound(f"version {asked[:40]!r} of {name}; it is {served}")
-    requests.check_version(int(asked) if asked else None, name, served)
+        raise versions.not_found(f"version {asked[:40]!r} of {versions.name}")
+    found = Asked(int(asked) if asked else None)
+    versions.find(found)
+    return found
 
 
 def server_metadata() -> dict[str, Any]:
@@ -144,8 +147,9 @@ def _version() -> str:
     return version("oeprov")
 
 
-def model_metadata(name: str, model: Model) -> dict[str, Any]:
+def model_metadata(versions: Versions) -> dict[str, Any]:
     """Return the reply to GET /v2/models/NAME."""
+    model = versions.main
     inputs = {}
     for tensor in model.inputs:
         inputs[tensor.name] = _tensor_metadata(tensor)
@@ -153,8 +157,8 @@ def model_metadata(name: str, model: Model) -> dict[str, Any]:
             inputs[tensor.name]["shape"] = [-1]
             inputs[tensor.lengths] = _tensor_metadata(Tensor(tensor.lengths, "int64", [None]))
     return {
-        "name": name,
-        "versions": [str(model.version)],
+        "name": versions.name,
+        "versions": [str(version) for version in versions.models],
         "platform": model.platform,
         "inputs": list(inputs.values()),
         "outputs": [_tensor_metadata(tensor) for tensor in model.outputs],

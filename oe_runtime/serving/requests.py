@@ -19,6 +19,7 @@ from oe_runtime.errors import InputError, OeError, ServerLost, ServingError
 from oe_runtime.model_description import SIGNATURE, Signature, Tensor
 from oe_runtime.serving.checkpoints import NotKept
 from oe_runtime.serving.model import Model, NotServed
+from oe_runtime.serving.versions import ENDING, Asked, NotFound, Versions
 
 # TensorFlow's names of dtypes.
 _DTYPES = {"float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE"}
@@ -59,40 +60,10 @@ def parse_inputs(request: Any, signatures: Mapping[str, Signature]) -> tuple[str
     return name, _without_base64({one: [row[one] for row in rows] for one in first}, tensors), True
 
 
-class Asked:
-    """The version that a request asks for: by its number, by a label, or any."""
-
-    def __init__(self, model: Model, number: int | None, label: str | None = None) -> None:
-        """Raises InputError for an unknown label."""
-        self._model, self._label = model, label
-        self._number = number if label is None else _find_label(label, model)
-
-    def check(self, name: str, version: int) -> None:
-        """Raise NotFound for another version than `version`, which answers for the model `name`.
-
-        A label may be another version's since the request was sent.
-        """
-        if self._label is None or self._model.labels.get(self._label, -1) != version:
-            check_version(self._number, name, version)
-
-
-class NotFound(OeError):
-    """A request for another model or version."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"Servable not found for request: {what}")
-
-
 def check_name(asked: str, name: str) -> None:
     """Raise NotFound for a request of another model than `name`."""
     if asked != name:
         raise NotFound(f"model {asked!r}; this is {name!r}")
-
-
-def check_version(asked: int | None, name: str, version: int) -> None:
-    """Raise NotFound for a request of another version than that of model `name`; None is any."""
-    if asked not in (None, version):
-        raise NotFound(f"version {asked} of {name}; it is {version}")
 
 
 def check_new_label(label: str) -> None:
@@ -108,18 +79,6 @@ def check_new_label(label: str) -> None:
         why = "it is not valid Unicode"
     if why:
         raise InputError(f"no request could name the version label {label[:40]!r}: {why}")
-
-
-def _find_label(label: str, model: Model) -> int | None:
-    """Return the version of a label; None for the served one. Raises InputError for an unknown label."""
-    if label in model.labels:
-        return model.labels[label]
-    labels = sorted(one for one, version in model.labels.items() if version in (None, model.version))
-    has = f"the labels {', '.join(labels)}" if labels else "no labels (--version-label)"
-    raise InputError(
-        f"version label {label!r}: the served version, {model.version}, has {has}; ask for it by its number, "
-        "or for any"
-    )
 
 
 def find_signature(name: Any, signatures: Mapping[str, Signature]) -> str:
@@ -258,24 +217,33 @@ def describe_error(error: Exception) -> tuple[str, str]:
     return "INTERNAL", f"internal error ({type(error).__name__}); the server's log has more"
 
 
-def status(model: Model) -> dict[str, Any]:
-    """Return the reply to GET /v1/models/NAME."""
-    problem = model.unavailable
+def status(versions: Versions, asked: Asked) -> dict[str, Any]:
+    """Return the reply to GET /v1/models/NAME: the state of the asked version, or of each."""
+    if asked == Asked():
+        found = versions.models
+    else:
+        model, number = versions.find(asked)
+        found = {number: model}
+    states = [_state(version, model, is_ending=versions.is_ending) for version, model in found.items()]
+    if asked == Asked():
+        begun = {"state": "LOADING", "status": {"error_code": "OK", "error_message": ""}}
+        states += [{"version": str(version), **begun} for version in versions.loading]
+    return {"model_version_status": states}
+
+
+def _state(version: int, model: Model, *, is_ending: bool) -> dict[str, Any]:
+    problem = ENDING if is_ending else model.unavailable
     return {
-        "model_version_status": [
-            {
-                "version": str(model.version),
-                "state": "UNLOADING" if model.is_ending else "LOADING" if problem else "AVAILABLE",
-                "status": {
-                    "error_code": "UNAVAILABLE" if problem else "OK",
-                    "error_message": problem or model.sources or model.slowness,
-                },
-            }
-        ]
+        "version": str(version),
+        "state": "UNLOADING" if is_ending else "LOADING" if problem else "AVAILABLE",
+        "status": {
+            "error_code": "UNAVAILABLE" if problem else "OK",
+            "error_message": problem or model.sources or model.slowness,
+        },
     }
 
 
-def metadata(name: str, model: Model) -> dict[str, Any]:
+def metadata(name: str, model: Model, version: int) -> dict[str, Any]:
     """Return the reply to GET /v1/models/NAME/metadata."""
     signatures = {
         one: {
@@ -287,7 +255,7 @@ def metadata(name: str, model: Model) -> dict[str, Any]:
         for one, signature in model.signatures.items()
     }
     return {
-        "model_spec": {"name": name, "signature_name": "", "version": str(model.version)},
+        "model_spec": {"name": name, "signature_name": "", "version": str(version)},
         "metadata": {"signature_def": {"signature_def": signatures}},
     }
 

@@ -9,17 +9,21 @@ import json
 import math
 import os
 import re
+import threading
 import weakref
 import zlib
+from functools import partial
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from oe_runtime import _core
 from oe_runtime.errors import InputError, OeError, ServerLost, ServingError
+from oe_runtime.model_description import Signature
 from oe_runtime.serving import examples, metrics, open_inference, requests
 from oe_runtime.serving.access import Access
-from oe_runtime.serving.model import Model
+from oe_runtime.serving.model import Model, Unloaded
+from oe_runtime.serving.versions import Asked, Versions, wrap
 from oe_runtime.support import prometheus
 
 _STATUS = {
@@ -53,7 +57,7 @@ class RestServer:
     def __init__(
         self,
         name: str,
-        model: Model,
+        model: Model | Versions,
         host: str,
         port: int,
         *,
@@ -76,28 +80,22 @@ class RestServer:
         the processors are busy.
         """
         self.name = name
-        self.model = model
+        self.versions = wrap(name, model)
         self.max_body_bytes = max_body_bytes
         self.grpc_calls: metrics.Calls | None = None  # that /metrics shows too
-        predictor = model.make_predictor(name)
+        self._batches = max_batch_size, batch_timeout_ms / 1000
+        self._predictors: dict[Model, _core.Predictor | None] = {}
+        self._routes = _core.Routes()
+        self._routing = threading.Lock()
+        self._route()
         threads = _THREADS
         if max_batch_size > 1:
-            if predictor is None:
-                raise ServingError(
-                    "--max-batch-size: requests for this model are computed in Python, one at a time; leave "
-                    "it out"
-                )
-            try:
-                predictor.batch(max_batch_size, batch_timeout_ms / 1000)
-            except OeError as error:
-                raise ServingError(f"--max-batch-size: {error}; leave it out") from error
             threads = max(threads, min(max_batch_size, _MOST_THREADS))  # each holds a request that waits
         try:
             self._server = _core.HttpServer(
                 self._answer,
                 unpack=_unpack,
-                predictor=predictor,
-                lead=self._lead,
+                routes=self._routes,
                 host=host,
                 port=port,
                 max_connections=max_connections,
@@ -113,6 +111,7 @@ class RestServer:
             raise ServingError(str(error)) from error
         # Its threads must not need the interpreter after its end.
         weakref.finalize(self, self._server.stop, 0)
+        self.versions.on_change = self._route
 
     @property
     def port(self) -> int:
@@ -137,6 +136,47 @@ class RestServer:
         answer is computed any more. It does not start again.
         """
         self._server.stop(seconds)
+        self.versions.on_change = lambda: None
+        self._routes.set([])
+
+    def _route(self) -> None:
+        """Let the core answer predictions of what is served now."""
+        with self._routing:
+            versions, labels, newest = self.versions.models, self.versions.labels, self.versions.newest
+            models = {model: self._predictor(model) for model in {newest, *versions.values()}}
+            self._predictors = models
+            routes = []
+            for part, number in (
+                ("", None),
+                *((f"/versions/{version}", version) for version in versions),
+                *((f"/labels/{quote(label, safe='')}", of) for label, of in labels.items()),
+            ):
+                model = newest if number is None else versions.get(number)
+                predictor = None if model is None else models[model]
+                if model is None or predictor is None:
+                    continue
+                lead = partial(_lead, model)
+                routes.append((f"/v1/models/{self.name}{part}:predict", predictor, lead, number))
+                routes.append((f"/v2/models/{self.name}{part}/infer", predictor, lead, number))
+            self._routes.set(routes)
+
+    def _predictor(self, model: Model) -> _core.Predictor | None:
+        """Return what answers predictions of a model in the core. Raises ServingError."""
+        if model in self._predictors:
+            return self._predictors[model]
+        predictor = model.make_predictor(self.name)
+        examples, seconds = self._batches
+        if examples > 1:
+            if predictor is None:
+                raise ServingError(
+                    "--max-batch-size: requests for this model are computed in Python, one at a time; leave "
+                    "it out"
+                )
+            try:
+                predictor.batch(examples, seconds)
+            except OeError as error:
+                raise ServingError(f"--max-batch-size: {error}; leave it out") from error
+        return predictor
 
     def _answer(self, method: str, target: str, body: bytes, json_length: str) -> _core.HttpReply:
         try:
@@ -150,21 +190,15 @@ class RestServer:
         except Exception as error:
             return _refuse(error)
 
+    @property
+    def _signatures(self) -> dict[str, Signature]:
+        return self.versions.main.signatures  # those of all
+
     def _metrics(self) -> bytes:
         stats = json.loads(self._server.stats())
-        return metrics.text(stats, self.model, self.grpc_calls).encode()
+        return metrics.text(stats, self.versions, self.grpc_calls).encode()
 
-    def _lead(self, call: _core.PredictorCall) -> _core.HttpReply | None:
-        """Return the answer for rows that are not there now, which `_answer` need not wait for again."""
-        try:
-            self.model.lead(call)
-        except InputError:
-            raise
-        except (ServerLost, ServingError) as error:
-            return _refuse(error)
-        return None
-
-    def _parse_target(self, target: str) -> tuple[str | None, requests.Asked]:
+    def _parse_target(self, target: str) -> tuple[str | None, Asked]:
         """Return the verb and the asked version of a request of TensorFlow Serving."""
         match = _PATH.fullmatch(target.partition("?")[0])
         if match is None:
@@ -172,19 +206,19 @@ class RestServer:
         requests.check_name(match["name"], self.name)
         version, label = match["version"], match["label"]
         if version is not None and len(version) > requests.LONGEST_VERSION:
-            raise requests.NotFound(f"a version of {len(version)} digits; it is {self.model.version}")
+            raise self.versions.not_found(f"a version of {len(version)} digits")
         number = None if version is None else int(version)
-        return match["verb"], requests.Asked(self.model, number, None if label is None else unquote(label))
+        asked = Asked(number, None if label is None else unquote(label))
+        self.versions.find(asked)  # before the body is read
+        return match["verb"], asked
 
-    def _parse_inference_target(self, target: str) -> tuple[str | None, str]:
+    def _parse_inference_target(self, target: str) -> tuple[str | None, Asked]:
         """Return the verb and the version of a request of the Open Inference Protocol."""
         match = _INFERENCE_PATH.fullmatch(target.partition("?")[0])
         if match is None:
             raise _Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {target}; see /v2/models/NAME")
         requests.check_name(unquote(match["name"]), self.name)
-        version = unquote(match["version"] or "")
-        open_inference.check_version(version, self.name, self.model.version)
-        return match["verb"], version
+        return match["verb"], open_inference.find_version(unquote(match["version"] or ""), self.versions)
 
     def _get(self, target: str) -> Any:
         path = target.partition("?")[0]
@@ -193,24 +227,23 @@ class RestServer:
         if path.startswith("/v2/"):
             return self._get_inference(path)
         verb, asked = self._parse_target(target)
-        asked.check(self.name, self.model.version)
         if verb is None:
-            return requests.status(self.model)
+            return requests.status(self.versions, asked)
         if verb == "/metadata":
-            return requests.metadata(self.name, self.model)
+            return requests.metadata(self.name, *self.versions.find(asked))
         raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{verb[1:]} takes POST")
 
     def _get_inference(self, path: str) -> Any:
         verb = None if path in HEALTH_PATHS else self._parse_inference_target(path)[0]
         if verb == "/infer":
             raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "infer takes POST")
-        if path.endswith("/ready") and (problem := self.model.unavailable):
+        if path.endswith("/ready") and (problem := self.versions.unavailable):
             raise _Refusal(HTTPStatus.SERVICE_UNAVAILABLE, problem)
         if path in HEALTH_PATHS:
             return {path.rpartition("/")[2]: True}
         if verb == "/ready":
             return {"name": self.name, "ready": True}
-        return open_inference.model_metadata(self.name, self.model)
+        return open_inference.model_metadata(self.versions)
 
     def _post(self, target: str, body: bytes, json_length: str) -> _core.HttpReply:
         if target.startswith("/v2/"):
@@ -223,21 +256,19 @@ class RestServer:
                 HTTPStatus.NOT_FOUND,
                 f"{target}: of a model only :predict, :classify and :regress take POST",
             )
-        signature, inputs, by_row = requests.parse_inputs(_from_json(body), self.model.signatures)
-        outputs, answered = self.model.predict_versioned(inputs, signature)
-        asked.check(self.name, answered)
+        signature, inputs, by_row = requests.parse_inputs(_from_json(body), self._signatures)
+        outputs, _ = self.versions.predict(asked, inputs, signature)
         reply = requests.make_reply(outputs, inputs, by_row=by_row)
         return _core.HttpReply(200, _to_json(reply), examples=requests.count_examples(outputs))
 
-    def _score(self, method: str, asked: requests.Asked, body: bytes) -> _core.HttpReply:
-        signature, sent = examples.parse_examples(_from_json(body), method, self.model.signatures)
-        result, answered = examples.compute(self.model, method, signature, sent)
-        asked.check(self.name, answered)
+    def _score(self, method: str, asked: Asked, body: bytes) -> _core.HttpReply:
+        signature, sent = examples.parse_examples(_from_json(body), method, self._signatures)
+        result, _ = examples.compute(self.versions, asked, method, signature, sent)
         requests.to_finite(*examples.numbers(method, result), {})
         return _core.HttpReply(200, _to_json({"result": result}), examples=len(sent))
 
     def _infer(self, target: str, body: bytes, json_length: str) -> _core.HttpReply:
-        verb, version = self._parse_inference_target(target)
+        verb, which = self._parse_inference_target(target)
         if verb != "/infer":
             raise _Refusal(HTTPStatus.NOT_FOUND, f"{target}: of a model only /infer takes POST")
         size = len(body)
@@ -249,14 +280,24 @@ class RestServer:
                     f"Inference-Header-Content-Length is {json_length[:40]!r}; the body has {len(body)} bytes"
                 )
         request = _from_json(body[:size])
-        asked = open_inference.parse_request(request, self.model.signatures, body[size:])
-        outputs, answered = self.model.predict_versioned(asked.inputs, asked.signature)
-        open_inference.check_version(version, self.name, answered)
+        asked = open_inference.parse_request(request, self._signatures, body[size:])
+        outputs, answered = self.versions.predict(which, asked.inputs, asked.signature)
         reply, binary = open_inference.make_reply(self.name, answered, asked, outputs)
         said, examples = _to_json(reply), requests.count_examples(outputs)
         if not binary:
             return _core.HttpReply(200, said, examples=examples)
         return _core.HttpReply(200, said + binary, "application/octet-stream", examples, len(said))
+
+
+def _lead(model: Model, call: _core.PredictorCall) -> _core.HttpReply | None:
+    """Return the answer for rows that are not there now, which Python need not wait for again."""
+    try:
+        model.lead(call)
+    except (InputError, Unloaded):
+        raise
+    except (ServerLost, ServingError) as error:
+        return _refuse(error)
+    return None
 
 
 def _to_json(reply: Any) -> bytes:

@@ -6,10 +6,12 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -164,6 +166,51 @@ HttpAccess AccessOf(const std::string& certificate, const std::string& key, cons
   return access;
 }
 
+// Predictors by the targets of their requests, which may change at any time.
+class Routes {
+ public:
+  struct Route {
+    std::shared_ptr<const py::object> predictor;  // keeps `core`
+    const Predictor* core = nullptr;
+    std::shared_ptr<const py::function> lead;
+    std::optional<int64_t> version;
+  };
+  using Map = std::unordered_map<std::string, Route>;
+
+  void Set(Map routes) {
+    auto next = std::make_shared<const Map>(std::move(routes));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    routes_.swap(next);  // the former ones end after the lock, which their end does not need
+  }
+
+  std::optional<HttpReply> Answer(const HttpRequest& request) const {
+    const std::shared_ptr<const Map> routes = Now();
+    const auto found = routes->find(request.target);
+    if (found == routes->end()) return std::nullopt;
+    const Route& route = found->second;
+    return route.core->Answer(request, route.version,
+                              [&](Predictor::Call* call) { return Lead(*route.lead, call); });
+  }
+
+ private:
+  std::shared_ptr<const Map> Now() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return routes_;
+  }
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Map> routes_ = std::make_shared<const Map>();
+};
+
+void SetRoutes(
+    Routes* self,
+    const std::vector<std::tuple<std::string, py::object, py::function, std::optional<int64_t>>>& routes) {
+  Routes::Map map;
+  for (const auto& [target, predictor, lead, version] : routes)
+    map[target] = {Share(predictor), predictor.cast<const Predictor*>(), Share(lead), version};
+  self->Set(std::move(map));
+}
+
 // Its threads need the GIL to end.
 struct Delete {
   void operator()(HttpServer* server) const {
@@ -173,25 +220,20 @@ struct Delete {
 };
 using Owned = std::unique_ptr<HttpServer, Delete>;
 
-Owned NewFront(py::function answer, py::function unpack, py::object predictor, py::function lead,
+Owned NewFront(py::function answer, py::function unpack, std::shared_ptr<const Routes> routes,
                HttpOptions options, int port) {
   if (port < 0 || port > std::numeric_limits<uint16_t>::max())
     throw Error("cannot listen on " + options.host + ":" + std::to_string(port) + ": there is no such port");
   options.port = static_cast<uint16_t>(port);
   return Owned(new HttpServer(
       options,
-      [ask = Share(std::move(answer)), unpack_by = Share(std::move(unpack)), shared = Share(predictor),
-       lead_by = Share(std::move(lead)),
-       fast = predictor.is_none() ? nullptr : predictor.cast<Predictor*>()](const HttpRequest& sent) {
+      [ask = Share(std::move(answer)), unpack_by = Share(std::move(unpack)),
+       routes = std::move(routes)](const HttpRequest& sent) {
         std::optional<HttpRequest> unpacked;
         if (sent.unpacked) unpacked = Unpack(*unpack_by, sent);
         if (sent.unpacked && !unpacked) return HttpReply{400, kNoGzip};
         const HttpRequest& request = unpacked ? *unpacked : sent;
-        if (fast != nullptr) {
-          std::optional<HttpReply> reply =
-              fast->Answer(request, [&](Predictor::Call* call) { return Lead(*lead_by, call); });
-          if (reply) return std::move(*reply);
-        }
+        if (std::optional<HttpReply> reply = routes->Answer(request)) return std::move(*reply);
         return AskPython(*ask, request);
       },
       // One state of the interpreter for all requests of a thread.
@@ -228,13 +270,17 @@ void BindFront(py::module_& module) {
            py::arg("lookups") = std::vector<std::pair<uint32_t, uint32_t>>(),
            py::arg("groups") = std::vector<std::vector<size_t>>())
       .def("batch", &Predictor::Batch, py::arg("examples"), py::arg("timeout_seconds"));
+  py::class_<Routes, std::shared_ptr<Routes>>(module, "Routes", "Which Predictor answers which targets.")
+      .def(py::init())
+      .def("set", &SetRoutes, py::arg("routes"),
+           "Replace all: (target, predictor, lead, version), of which None is any.");
   py::class_<HttpReply>(module, "HttpReply", "An answer of HttpServer.")
       .def(py::init<unsigned, std::string, std::string, uint64_t, size_t>(), py::arg("status"),
            py::arg("body"), py::arg("type") = "application/json", py::arg("examples") = 0,
            py::arg("json_length") = 0);
   py::class_<HttpServer, Owned>(module, "HttpServer",
                                 "Answers HTTP by calling answer(method, target, body, json_length).")
-      .def(py::init([](py::function answer, py::function unpack, py::object predictor, py::function lead,
+      .def(py::init([](py::function answer, py::function unpack, std::shared_ptr<Routes> routes,
                        const std::string& host, int port, size_t max_connections, size_t max_queued_requests,
                        size_t max_body_bytes, double head_seconds, double idle_seconds,
                        double patience_seconds, unsigned threads,
@@ -249,11 +295,10 @@ void BindFront(py::module_& module) {
              options.patience_seconds = patience_seconds;
              options.threads = threads;
              options.open_targets = open_targets;
-             return NewFront(std::move(answer), std::move(unpack), std::move(predictor), std::move(lead),
-                             options, port);
+             return NewFront(std::move(answer), std::move(unpack), std::move(routes), options, port);
            }),
-           py::arg("answer"), py::kw_only(), py::arg("unpack"), py::arg("predictor"), py::arg("lead"),
-           py::arg("host"), py::arg("port"), py::arg("max_connections"), py::arg("max_queued_requests"),
+           py::arg("answer"), py::kw_only(), py::arg("unpack"), py::arg("routes"), py::arg("host"),
+           py::arg("port"), py::arg("max_connections"), py::arg("max_queued_requests"),
            py::arg("max_body_bytes"), py::arg("head_seconds"), py::arg("idle_seconds"),
            py::arg("patience_seconds"), py::arg("threads"), py::arg("open_targets"))
       .def_property_readonly("port", &HttpServer::port)

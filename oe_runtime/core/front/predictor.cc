@@ -22,10 +22,7 @@ bool IsInOrder(const PlannedGroup& group, const std::vector<size_t>& lookups) {
 
 }  // namespace
 
-Predictor::Predictor(PredictorOptions options)
-    : options_(std::move(options)),
-      predict_target_("/v1/models/" + options_.name + ":predict"),
-      infer_target_("/v2/models/" + options_.name + "/infer") {}
+Predictor::Predictor(PredictorOptions options) : options_(std::move(options)) {}
 
 void Predictor::Call::FindIds(std::vector<ProgramTensor>* found) const {
   const PredictorOptions& options = predictor_.options_;
@@ -143,6 +140,7 @@ void Predictor::Batch(size_t examples, double timeout_seconds) {
 struct Predictor::Asked {
   JsonRequest request;
   bool is_inference = false;
+  std::optional<int64_t> version;
 };
 
 struct Predictor::Waiting : BatchQueue::Item {
@@ -152,18 +150,18 @@ struct Predictor::Waiting : BatchQueue::Item {
 
 std::optional<Predictor::Asked> Predictor::Read(const HttpRequest& request) const {
   if (request.method != "POST") return std::nullopt;
-  const bool is_inference = request.target == infer_target_;
-  if (!is_inference && request.target != predict_target_) return std::nullopt;
+  const bool is_inference = request.target.rfind("/v2/", 0) == 0;
   if (is_inference && !request.json_length.empty()) return std::nullopt;
   std::optional<JsonRequest> read = is_inference
                                         ? ReadInference(request.body, options_.inputs, options_.outputs)
                                         : ReadRequest(request.body, options_.inputs);
   if (!read) return std::nullopt;
-  return Asked{std::move(*read), is_inference};
+  return Asked{std::move(*read), is_inference, std::nullopt};
 }
 
 std::optional<HttpReply> Predictor::Write(const Asked& asked, const std::vector<JsonOutput>& outputs,
                                           int64_t version) const {
+  if (asked.version.value_or(version) != version) return std::nullopt;
   std::optional<std::string> body = asked.is_inference
                                         ? WriteInference(options_.name, version, asked.request, outputs)
                                         : WriteReply(outputs, asked.request.by_row);
@@ -171,9 +169,11 @@ std::optional<HttpReply> Predictor::Write(const Asked& asked, const std::vector<
   return HttpReply{200, std::move(*body), "application/json", ExamplesOf(asked.request)};
 }
 
-std::optional<HttpReply> Predictor::Answer(const HttpRequest& request, const Lead& lead) const {
-  const std::optional<Asked> asked = Read(request);
+std::optional<HttpReply> Predictor::Answer(const HttpRequest& request, std::optional<int64_t> version,
+                                           const Lead& lead) const {
+  std::optional<Asked> asked = Read(request);
   if (!asked) return std::nullopt;
+  asked->version = version;
   if (queue_ != nullptr && merges_ && ExamplesOf(asked->request) < queue_->most()) {
     Waiting own;
     own.examples = ExamplesOf(asked->request);

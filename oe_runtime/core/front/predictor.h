@@ -26,7 +26,7 @@ struct ForwardArgument {
 };
 
 struct PredictorOptions {
-  std::string name;  // of the model, in targets and replies
+  std::string name;  // of the model, in replies
   std::vector<JsonInput> inputs;
   std::vector<JsonOutput> outputs;  // in the order of `forward`; without shape and data
   std::shared_ptr<const Program> forward;
@@ -75,8 +75,10 @@ class Predictor {
   // Answer(). Models whose answer for an example depends on others must not. Larger requests are alone.
   // Throws SpecError naming an input of a fixed number of examples.
   void Batch(size_t examples, double timeout_seconds);
-  // Thread-safe.
-  std::optional<HttpReply> Answer(const HttpRequest& request, const Lead& lead) const;
+  // Of a POST for this model, by either protocol. Where a `version` is asked, an answer of another one is
+  // none. Thread-safe.
+  std::optional<HttpReply> Answer(const HttpRequest& request, std::optional<int64_t> version,
+                                  const Lead& lead) const;
 
  private:
   struct Waiting;
@@ -84,6 +86,7 @@ class Predictor {
   struct Asked;
 
   std::optional<Asked> Read(const HttpRequest& request) const;
+  // None for the answer of another version than the asked one.
   std::optional<HttpReply> Write(const Asked& asked, const std::vector<JsonOutput>& outputs,
                                  int64_t version) const;
   std::optional<HttpReply> AnswerAlone(const Asked& asked, const Lead& lead) const;
@@ -91,7 +94,6 @@ class Predictor {
   void AnswerTogether(const std::vector<Waiting*>& waiting, const Lead& lead) const;
 
   const PredictorOptions options_;
-  const std::string predict_target_, infer_target_;
   std::unique_ptr<BatchQueue> queue_;
   mutable std::atomic<bool> merges_{true};  // the model's outputs have a row for each example
 };

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,21 @@ def test_keeps_a_pinned_one_with_its_base_until_it_is_unpinned(tmp_path):
     step_file.write_text("5\n")
     checkpoint.publish(run, 6, write_rows("6"), keep=1)
     assert [path.name[-1] for path in checkpoint.published(run)] == ["6"]
+
+
+def test_keeps_each_that_a_step_file_or_a_process_pins(tmp_path):
+    run, step_file = tmp_path / "checkpoints", tmp_path / "step"
+    step_file.write_text("newest 2 03\n")
+    for step in (1, 2, 3, 4):
+        path = checkpoint.publish(run, step, write_rows(str(step)))
+        checkpoint.pin(path, step_file)
+        if step in (1, 4):
+            checkpoint.pin(path)
+    gone = run / "step-0000000004" / "pinned-until"
+    os.utime(gone, (time.time() - 601,) * 2)  # of a process that ended
+    for step in (5, 6):
+        checkpoint.publish(run, step, write_rows(str(step)), keep=1)
+    assert [path.name[-1] for path in checkpoint.published(run)] == ["1", "2", "3", "6"]
 
 
 def test_the_same_step_again_is_newer(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import pickle
@@ -23,6 +24,7 @@ import oe_runtime.torch as embed
 from oe_runtime import Client, checkpoint
 from oe_runtime.published_weights import WeightsPublisher
 from oe_runtime.serving import InputError, Model, ServingError
+from oe_runtime.serving.versions import Asked, Versions
 from oe_runtime.shared_values import connect_first
 from oe_runtime.torch.job_state import TorchDense
 
@@ -213,6 +215,32 @@ def test_rows_that_follow_checkpoints(training, tmp_path):
         assert served.refresh()
         assert served.version == 10
         equal(served.predict(arrays(x)), training.predict(x))
+
+
+def test_versions_side_by_side(training, tmp_path):
+    """Each has its rows and dense weights; one follows training beside a pinned one."""
+    path = embed.export(training.model, tmp_path / "export", batch(4))
+    x, answers = batch(9, 3), {}
+    for step in (5, 10):
+        training.fit()
+        training.publish(tmp_path / "checkpoints", step)
+        answers[step] = training.predict(x)
+    with (
+        Model.load(path, tmp_path / "checkpoints") as served,
+        contextlib.closing(Versions(served, "m")) as versions,
+    ):
+        versions.serve([None, 5], {"stable": 5})
+        training.fit()
+        training.publish(tmp_path / "checkpoints", 15)
+        assert served.refresh()
+        answers[15] = training.predict(x)
+        for asked, step in ((Asked(), 15), (Asked(15), 15), (Asked(5), 5), (Asked(label="stable"), 5)):
+            outputs, version = versions.predict(asked, arrays(x))
+            assert version == step
+            equal(outputs, answers[step])
+        versions.serve([5, 10])
+        equal(versions.predict(Asked(), arrays(x))[0], answers[10])
+        equal(versions.predict(Asked(5), arrays(x))[0], answers[5])
 
 
 @pytest.mark.parametrize(

@@ -130,11 +130,12 @@ def test_a_server_and_its_model_describe_themselves(rest):
 
 def test_lists_are_described_by_two_inputs():
     from oe_runtime.serving.open_inference import model_metadata
+    from oe_runtime.serving.versions import Versions
 
     class Lists(_Typed):
         inputs = (Tensor("words", "int64", (None,), "words.lengths"),)
 
-    found = model_metadata("m", Model(Lists(), None, None, None))["inputs"]
+    found = model_metadata(Versions(Model(Lists(), None, None, None), "m"))["inputs"]
     assert [(one["name"], one["datatype"]) for one in found] == [
         ("words", "INT64"),
         ("words.lengths", "INT64"),

@@ -230,7 +230,7 @@ def test_a_client_that_does_not_shake_hands_is_late(certificate):
 def test_connections_over_the_limit_are_told_encrypted(certificate):
     with serving(access_of(certificate), max_connections=1) as server:
         answered = threading.Event()
-        server.model.predict_versioned = lambda inputs, *_: (
+        server.versions.main.predict_versioned = lambda inputs, *_: (
             answered.wait(60),
             _Echo().predict_versioned(inputs),
         )[1]

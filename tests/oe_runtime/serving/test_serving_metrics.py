@@ -61,12 +61,12 @@ def test_each_answer_is_counted_by_its_status(server):
 
 def test_a_model_that_cannot_answer_is_not_ready(server):
     assert scrape(server)[("oe_serving_ready",)] == 1
-    server.model.unavailable = "the servers are gone"
+    server.versions.main.unavailable = "the servers are gone"
 
     def lose(*_):
-        raise ServingError(server.model.unavailable)
+        raise ServingError(server.versions.main.unavailable)
 
-    server.model.predict_versioned = lose
+    server.versions.main.predict_versioned = lose
     assert talk(server, post())[0][0][0] == 503
     samples = scrape(server)
     assert samples[("oe_serving_ready",)] == 0
@@ -75,7 +75,7 @@ def test_a_model_that_cannot_answer_is_not_ready(server):
 
 def test_freshness_is_there_once_a_checkpoint_has_followed_another(server):
     assert ("oe_serving_freshness_seconds",) not in scrape(server)
-    server.model.freshness, server.model.seconds_behind = 0.25, 1.5
+    server.versions.main.freshness, server.versions.main.seconds_behind = 0.25, 1.5
     samples = scrape(server)
     assert samples[("oe_serving_freshness_seconds",)] == 0.25
     assert samples[("oe_serving_behind_seconds",)] == 1.5

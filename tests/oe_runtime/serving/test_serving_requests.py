@@ -67,7 +67,7 @@ IDS = [[-(2**63), 2**63 - 1], [5, -7], [0, 5]]
 def test_one_input_and_one_output_need_no_names(served):
     _, server = served["one"]
     path = "/v1/models/one:predict"
-    expected = server.model.predict(np.array(IDS))["output_0"]
+    expected = server.versions.main.predict(np.array(IDS))["output_0"]
     for body in (
         {"instances": IDS},
         {"instances": [{"ids": row} for row in IDS], "signature_name": "serving_default"},
@@ -86,7 +86,7 @@ def test_several_inputs_and_outputs_by_name(served):
     few = [[1], [8], [0]]
     rows = [{"ids": a, "few": b} for a, b in zip(IDS, few, strict=True)]
     # Rows that were never trained are the mean of the initializer in a SavedModel: only 'nine' differs.
-    expected = server.model.predict({"ids": np.array(IDS), "few": np.array(few)})
+    expected = server.versions.main.predict({"ids": np.array(IDS), "few": np.array(few)})
     status, reply = _ask(server, "POST", "/v1/models/two:predict", {"instances": rows})
     assert status == 200
     assert [set(row) for row in reply["predictions"]] == [{"sum", "rows"}] * 3
@@ -349,7 +349,7 @@ def test_any_other_label_can_be_named(served, label):
     requests.check_new_label(label)
     path = f"/v1/models/one/labels/{quote(label, safe='')}"
     assert _ask(server, "GET", path)[0] == 400
-    server.model.labels = {label: None}
+    server.versions.labels = {label: None}
     assert _ask(server, "GET", path)[0] == 200
-    server.model.labels = {label: 2}  # a version that is not served
+    server.versions.labels = {label: 2}  # a version that is not served
     assert _ask(server, "GET", path)[0] == 404

@@ -19,6 +19,7 @@ from serving_models import Training, batch
 from oe_runtime.errors import CheckpointError, ServingError
 from oe_runtime.serving import Model
 from oe_runtime.serving.rest import RestServer
+from oe_runtime.serving.versions import Versions
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("tensorflow_serving.apis")
@@ -67,10 +68,10 @@ def test_what_has_no_steps_is_refused(run, tmp_path):
     with pytest.raises(CheckpointError, match="has no step 7: it is step 300"):
         Model.load(export, directory / "checkpoints" / "step-0000000300", step=7)
     bad = tmp_path / "step"
-    bad.write_text("newest")
+    bad.write_text("latest")
     command = [sys.executable, "-m", "oe_runtime.serve", str(export), "--step-file", str(bad)]
     for more, said in (
-        ([], "found 'newest'; it must have one step, such as 1000"),
+        ([], "found 'latest'; it must have one step, such as 1000, or several, or newest"),
         (["--servers", "localhost:1"], "--step-file does not go with --servers"),
         (["--version-label", ""], "no request could name the version label '': it is empty"),
     ):
@@ -152,9 +153,10 @@ def test_a_reload_changes_the_step_and_its_label_without_losing_a_request(run):
     body = json.dumps({"inputs": {name: array.tolist() for name, array in x.items()}})
     seen, ended = [], threading.Event()
     with Model.load(export, directory) as model, contextlib.ExitStack() as stack:
-        model.labels = {"stable": 300}
-        rest = RestServer("m", model, "127.0.0.1", 0)
-        over_grpc = GrpcServer("m", model, "127.0.0.1", 0, max_body_bytes=1 << 20)
+        versions = Versions(model, "m")
+        versions.serve([None], {"stable": 300})
+        rest = RestServer("m", versions, "127.0.0.1", 0)
+        over_grpc = GrpcServer("m", versions, "127.0.0.1", 0, max_body_bytes=1 << 20)
         for server in (rest, over_grpc):
             server.start()
             stack.callback(server.stop)
@@ -183,7 +185,7 @@ def test_a_reload_changes_the_step_and_its_label_without_losing_a_request(run):
             try:
                 for step in (100, 300, 200, 100, 200):
                     reload(reload_request(step, stable=step), timeout=60)
-                    assert (model.version, model.labels) == (step, {"stable": step})
+                    assert (model.version, versions.labels) == (step, {"stable": step})
                 for request, status, said in (
                     (reload_request(250), "NOT_FOUND", "step 250 is not kept in"),
                     (reload_request(-1), "NOT_FOUND", "step -1 is not kept in"),
@@ -193,7 +195,7 @@ def test_a_reload_changes_the_step_and_its_label_without_losing_a_request(run):
                     found = stubs.refusal(reload, request)
                     assert (found[0], said in found[1]) == (status, True), found
                     assert not model.refresh(), "the earlier choice stays"
-                    assert (model.version, model.labels) == (200, {"stable": 200})
+                    assert (model.version, versions.labels) == (200, {"stable": 200})
                 reload(reload_request(None, stable=300), timeout=60)
                 assert model.version == 300
             finally:
