@@ -66,6 +66,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "moto": _module("moto"),
     "torch": _module("torch"),
     "namespaces": _program("ip"),
+    "openssl": _program("openssl"),
     "sshd": _program("/usr/sbin/sshd"),
     "control groups": _path("/sys/fs/cgroup/memory", "no control groups of version 1 limit memory here"),
     "zram": _path("/sys/class/zram-control", "the kernel has no zram"),
@@ -185,7 +186,8 @@ QUICK = {
     ),
     "serving": Quick(
         "serving.py --dims 4 --rows 1000 --sizes 1 --seconds 0.1 --rounds 1 --out {out}/page.md",
-        ("rows at a server", "rows inside"),
+        ("rows at a server", "rows inside", "a connection each"),
+        ("openssl",),
     ),
     "reader": Quick(
         "reader.py --data generate:500 --copies 2 --rounds 1 --short --out {out}/page.md",

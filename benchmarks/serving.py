@@ -4,7 +4,8 @@
 
 DeepFM over 26 fields, rows at a server or in the process that answers. "loop" calls the exported model from
 Python, without HTTP, one request after the other: what a request costs anybody who loads it there. The others
-answer 16 connections that send instances again and again; "merged" with `--max-batch-size 64`. `--before` is
+answer 16 connections that send instances again and again; "merged" with `--max-batch-size 64`, "TLS" with
+`--tls-cert`, and "a connection each" with a new connection for each request, of the first size. `--before` is
 the Python of an environment with another version of oeprov, which takes turns with this one. A request's time
 is that of all threads of the answering process, and of the rows' server.
 
@@ -22,6 +23,7 @@ import http.client
 import itertools
 import json
 import os
+import ssl
 import statistics
 import subprocess
 import sys
@@ -47,6 +49,7 @@ NAMES = ["integers", *(f"C{i + 1}_id" for i in range(FIELDS))]
 OF_LOOP = {1: 0.2, 32: 0.35, 512: 1.0}  # of its time, rows at a server
 OF_BEFORE = 0.1
 FRESH = {"p50": 200, "p99": 500}  # milliseconds
+EACH = ", a connection each"
 OF_TRAINING = 0.01  # of a step per second
 UNDISTURBED = 5  # steps before each publication
 EXAMPLES = 10  # of a step, with some 260 ids, of which each has a row in two tables
@@ -103,14 +106,34 @@ def measure(
                 found.setdefault((dim, size, rows, "loop"), []).append(ask(size))
         merged = [*model, "--max-batch-size", "64"]
         kinds = {kind: (python, model) for kind, python in pythons.items()} | {
-            "merged": (sys.executable, merged)
+            "merged": (sys.executable, merged),
+            "TLS": (sys.executable, [*model, *_certificate(place)]),
         }
         for kind, (python, arguments) in kinds.items():
             with _served(python, arguments, place) as (pid, port):
-                for size in options.sizes:
-                    pids = [pid, rows_server.pid]
-                    spent = over_http(pids, port, bodies(options.rows, size), options.seconds)
-                    found.setdefault((dim, size, rows, kind), []).append(spent)
+                tls = None if kind != "TLS" else ssl.create_default_context(cafile=place / "tls.crt")
+                each = [EACH] if kind in ("now", "TLS") else []
+                for size, how in [
+                    *((size, "") for size in options.sizes),
+                    *((options.sizes[0], one) for one in each),
+                ]:
+                    pids, sent = [pid, rows_server.pid], bodies(options.rows, size)
+                    spent, per_second = over_http(pids, port, sent, options.seconds, tls, is_new=bool(how))
+                    found.setdefault((dim, size, rows + how, kind), []).append(spent)
+                    found.setdefault((dim, size, rows + how, f"{kind} per second"), []).append(per_second)
+
+
+def _certificate(place: Path) -> list[str]:
+    """Make a certificate of 127.0.0.1, with a key as servers mostly have; return the flags that use it."""
+    certificate, key = place / "tls.crt", place / "tls.key"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    )
+    if not key.exists():
+        files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+        subprocess.run([*command.split(), *files], check=True, capture_output=True)
+        key.chmod(0o600)
+    return ["--tls-cert", str(certificate), "--tls-key", str(key)]
 
 
 def freshness(options: argparse.Namespace) -> int:
@@ -359,19 +382,25 @@ def requests(rows: int, size: int) -> list[dict[str, Any]]:
     return [dict(zip(NAMES, (part[n * size : (n + 1) * size] for part in x), strict=True)) for n in range(16)]
 
 
-def over_http(pids: list[int], port: int, sent: list[bytes], seconds: float) -> float:
-    """Milliseconds of processor time per request."""
+def over_http(
+    pids: list[int], port: int, sent: list[bytes], seconds: float, tls: ssl.SSLContext | None, *, is_new: bool
+) -> tuple[float, float]:
+    """Milliseconds of processor time per request, and requests per second."""
     ended, counts = threading.Event(), [0] * CONNECTIONS
     failed: list[Any] = []
 
     def ask(number: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        if tls is not None:
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=tls)
         for body in itertools.islice(itertools.cycle(sent), number, None):
             connection.request("POST", "/v1/models/ctr:predict", body)
             reply = connection.getresponse()
             said = reply.read()
             if reply.status != 200:
                 failed.append(said)
+            if is_new:
+                connection.close()
             if ended.is_set() or failed:
                 return
             counts[number] += 1
@@ -381,15 +410,16 @@ def over_http(pids: list[int], port: int, sent: list[bytes], seconds: float) -> 
         thread.start()
     while not failed and min(counts) < 1:
         time.sleep(0.01)
-    before, began = processor_seconds(pids), sum(counts)
+    before, began, clock = processor_seconds(pids), sum(counts), time.monotonic()
     time.sleep(seconds)
     spent, answered = processor_seconds(pids) - before, sum(counts) - began
+    took = time.monotonic() - clock
     ended.set()
     for thread in threads:
         thread.join()
     if failed:
         raise SystemExit(f"error: {failed[0].decode()}")
-    return spent * 1000 / max(answered, 1)
+    return spent * 1000 / max(answered, 1), answered / took
 
 
 @contextmanager
@@ -468,28 +498,29 @@ def report(options: argparse.Namespace, found: dict[tuple[int, int, str, str], l
         median = {
             key[3]: statistics.median(took) for key, took in found.items() if key[:3] == (dim, size, rows)
         }
-        now, of_loop = median["now"], median["now"] / median["loop"]
+        loop, before, now = median.get("loop"), median.get("before"), median["now"]
         limit = OF_LOOP.get(size) if rows == "at a server" else None
-        missed |= limit is not None and of_loop > limit
-        before = median.get("before")
+        missed |= loop is not None and limit is not None and now > limit * loop
         missed |= before is not None and size in OF_LOOP and now > OF_BEFORE * before
-        shown = [
-            f"{median['loop']:.3f}",
-            "" if before is None else f"{before:.3f}",
-            f"{now:.3f}",
-            f"{median['merged']:.3f}",
-            f"{of_loop:.2f}",
+        numbers = [
+            *((median.get(kind), 3) for kind in ("loop", "before", "now", "merged", "TLS")),
+            *((None if base is None else now / base, 3) for base in (loop, before)),
+            (limit, 2),
+            (median["TLS"] / now, 2),
+            *((median[f"{kind} per second"], 0) for kind in ("now", "TLS")),
         ]
-        shown += ["" if limit is None else f"{limit:.2f}", "" if before is None else f"{now / before:.3f}"]
+        shown = ["" if number is None else f"{number:,.{digits}f}" for number, digits in numbers]
         lines.append([f"dim {dim}, {size} examples, rows {rows}", *shown])
     text = header("Serving over REST: processor time of a request")
     text += f"""\
 Milliseconds of processor time per request, of the process that answers and of the rows' server;
 {CONNECTIONS} connections; medians of {options.rounds} rounds in turns. The loop calls `Model.predict` in
-Python, without HTTP. Targets: the loop's time by the limit, and {OF_BEFORE} of the version before.
+Python, without HTTP. Targets: the loop's time by the limit, and {OF_BEFORE} of the version before. TLS 1.3
+with a key of the curve P-256. Requests per second are those of clients in Python on the same processors.
 
 """
-    columns = ["request", "loop", "before", "now", "merged", "now / loop", "limit", "now / before"]
+    columns = ["request", "loop", "before", "now", "merged", "TLS", "now / loop", "now / before", "limit"]
+    columns += ["TLS / now", "per second", "per second, TLS"]
     text += table(columns, lines)
     (options.out or RESULTS / "serving.md").write_text(text)
     print(text)
