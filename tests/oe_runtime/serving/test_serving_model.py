@@ -571,7 +571,7 @@ def test_int8_rows_answer_as_an_export_of_them(storage, training, export, tmp_pa
                 wanted = of_export.predict(x)["output_0"]
             np.testing.assert_allclose(model.predict(x)["output_0"], wanted, atol=3e-7)
             trained = training.predict(x)
-            assert 1e-5 < np.abs(wanted - trained).max() < 0.02
+            assert 1e-6 < np.abs(wanted - trained).max() < 0.02  # reduced, beside noise of 1e-7
             assert 1e-6 < np.abs(half.predict(x)["output_0"] - trained).max() < 0.02
 
         check("full")
