@@ -21,7 +21,8 @@ class ChangeLog {
   bool known() const noexcept { return known_; }
   // Whether it is known that nothing happened.
   bool empty() const noexcept {
-    return known_ && erased_.empty() && keys_.empty() &&
+    if (!known_ || !erased_.empty() || !keys_.empty()) return false;
+    return (lists_ && listed_.empty()) ||  // without a look at the bits of all rows
            std::all_of(written_.begin(), written_.end(), [](uint64_t word) { return word == 0; });
   }
   // Forgets everything and begins.
