@@ -172,7 +172,8 @@ def _paths(directory: Path, step: int, base: Path | None) -> tuple[Path, Path]:
     """Make a directory for the next checkpoint of `step`; return its final path and the present one."""
     if base is not None and base.parent.resolve() != directory.resolve():
         raise CheckpointError(f"{base} does not lie in {directory}; its increments must")
-    again = max((n + 1 for found, n in map(_order, published(directory)) if found == step), default=0)
+    orders = (order(name) or (0, 0) for name in published_names(directory))
+    again = max((n + 1 for found, n in orders if found == step), default=0)
     final = directory / (f"step-{step:010d}.{again}" if again else f"step-{step:010d}")
     partial = directory / f"{_PARTIAL}{final.name}"
     try:
@@ -237,6 +238,12 @@ def read(path: Path) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(f"{path} is not a checkpoint: {file.name}: {error.strerror}") from error
     return Checkpoint(path, *parse(text, str(file)))
+
+
+@lru_cache(maxsize=1)
+def read_once(path: Path, _stamp: object) -> Checkpoint:
+    """Return the same of the manifest that has the stamp. Its readers in this process parse it once."""
+    return read(path)
 
 
 def parse(text: bytes, file: str) -> tuple[int, Mapping[str, Any]]:
@@ -327,9 +334,9 @@ def stamp(path: Path) -> object:
 
 
 @lru_cache(maxsize=10_000)
-def _base(path: Path, _stamp: object) -> Mapping[str, str] | None:
+def _base(path: Path, stamp: object) -> Mapping[str, str] | None:
     """Return the base of the checkpoint at `path`, whose manifest has the stamp."""
-    return read(path).manifest.get("base")
+    return read_once(path, stamp).manifest.get("base")
 
 
 @lru_cache(maxsize=10_000)
@@ -403,17 +410,19 @@ def _unneeded(directory: Path, keep: int, spare: Path | None) -> list[Path]:
     """Return all checkpoints except the newest, `spare`, pinned ones, and the bases of these."""
 
     def base(name: str) -> str | None:
+        path = directory / name
         with contextlib.suppress(CheckpointError):  # a damaged one needs nothing
-            if found := _base(directory / name, stamp(directory / name / MANIFEST)):
+            if found := _base(path, stamp(path / MANIFEST)):
                 return found["name"]
         return None
 
-    there = published(directory)
-    names = [path.name for path in there]
-    needed = [*names[-keep:], *(path.name for path in there if _is_pinned(path))]
-    if spare is not None:
-        needed.append(spare.name)
-    return [directory / name for name in unneeded(names, needed, base)]
+    names = published_names(directory)
+    needed = [*names[-keep:], *([] if spare is None else [spare.name])]
+    gone = unneeded(names, needed, base)
+    # Where pins do not matter, as for the bases of a long chain, nobody looks for them.
+    if pinned := [name for name in gone if _is_pinned(directory / name)]:
+        gone = unneeded(names, [*needed, *pinned], base)
+    return [directory / name for name in gone]
 
 
 def unneeded(names: Sequence[str], needed: Sequence[str], base: Callable[[str], str | None]) -> list[str]:
