@@ -37,6 +37,21 @@ def means(said: str) -> dict[str, float]:
     }
 
 
+# What runs the program by TorchRec alone, so that it prints the loss of each step.
+EACH_STEP = """
+import runpy, sys
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist as Pipeline
+progress = Pipeline.progress
+def shown(*arguments):
+    answer = progress(*arguments)
+    print("loss", answer[0].item(), flush=True)
+    return answer
+Pipeline.progress = shown
+sys.path.insert(0, sys.argv[1].rpartition("/")[0])
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
 def run_stock(rank: int, workers: int, address: str) -> Any:
     """Start a process of the program by TorchRec alone, as torchrun does."""
     host, port = address.split(":")
@@ -49,7 +64,7 @@ def run_stock(rank: int, workers: int, address: str) -> Any:
     }
     environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
     return subprocess.Popen(
-        [sys.executable, str(STOCK)],
+        [sys.executable, "-c", EACH_STEP, str(STOCK)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -88,7 +103,12 @@ def test_the_moved_program_has_the_losses_of_torchrec(workers: int, tmp_path: Pa
     finally:
         server.stop()
     assert len(means(stock)) == 2 * workers
-    assert means(moved) == pytest.approx(means(stock), abs=1e-5)
+    # Until a number before a ReLU is so close to 0 that rounding decides its sign: step 5 on some processors.
+    if workers == 1:
+        first = [float(loss) for loss in re.findall(r"^loss ([\d.]+)", stock, re.MULTILINE)][:4]
+        assert [losses(tmp_path / "run")[step][0] for step in (1, 2, 3, 4)] == pytest.approx(first, abs=1e-6)
+    # A learning rate that is wrong by a hundredth makes 0.0003; a flipped sign 0.0001.
+    assert means(moved) == pytest.approx(means(stock), abs=2e-4)
 
 
 def test_the_guide_shows_what_changes() -> None:
