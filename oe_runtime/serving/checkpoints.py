@@ -187,7 +187,7 @@ class ServedCheckpoints:
         if stamp is not None and stamp == self._without_rows.get(path):
             return None
         if known is None or known.path != path or stamp is None or stamp != self._stamp:
-            found = checkpoint.read_once(path, stamp)
+            found = checkpoint.read(path) if stamp is None else checkpoint.read_once(path, stamp)
             if not any(name.endswith(checkpoint.WITH_ROWS) for name in found.manifest["files"]):
                 self._without_rows[path] = stamp
                 return None
