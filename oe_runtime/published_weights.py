@@ -69,7 +69,6 @@ class WeightsPublisher:
             wait([self._publication], _PATIENCE)
 
     def _publish(self, step: int, arrays: Mapping[str, NDArray[Any]], began: float, copied: float) -> None:
-        before = time.thread_time()
         size = sum(array.nbytes for array in arrays.values())
         if size > _MOST_BYTES:
             self._due = math.inf  # copies of these would take long, for nothing
@@ -78,6 +77,7 @@ class WeightsPublisher:
         try:
             if self._core is None:
                 self._core, self._versions = self._connect(), {}
+            before = time.thread_time()  # once there is a connection, which is made once
             taken = round(time.time() - (time.monotonic() - began), 3)
             write_pieces(self._exchange, NAME, encode(step, arrays, taken), self._versions)
             self._due = max(self._due, began + (copied + time.thread_time() - before) / _COST)

@@ -15,7 +15,7 @@ from training_runs import DATA, SMALL
 from oe_runtime import Client, train
 from oe_runtime.errors import ServingError
 from oe_runtime.keras import dense
-from oe_runtime.published_weights import WeightsPublisher, decode, encode
+from oe_runtime.published_weights import WeightsPublisher, decode, encode, read
 from oe_runtime.serving import Model
 from oe_runtime.shared_values import connect_first
 
@@ -151,6 +151,28 @@ def test_training_does_not_wait_for_the_servers(training, said):
     may_connect.set()
     publisher.finish(4, weights)
     assert calls == [0, 1]
+
+
+def test_the_time_that_a_connection_takes_delays_no_publication(training, said):
+    def connect():
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+        return connect_first(training.endpoints)
+
+    publisher = WeightsPublisher(connect, 0.001, said.append)
+    weights = dense.weights(training.model)
+    began = time.monotonic()
+    with Client(training.endpoints, read_only=True) as reader:
+
+        def newest(step):
+            publisher.offer(step, lambda: weights)
+            found = read(reader.core, 0)
+            return 0 if found is None else found[1]
+
+        wait_for(lambda: newest(1) == 1)
+        wait_for(lambda: newest(2) == 2)
+    assert time.monotonic() - began < 8, "as a part of its cost it would have been 10 seconds"
 
 
 def test_too_large_weights_leave_the_names_to_the_workers(training, publisher, said, monkeypatch):
