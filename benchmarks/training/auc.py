@@ -315,6 +315,7 @@ def verdict(kinds: dict[str, dict[int, dict[str, Any]]], kind: str, base: str, r
     elif base == SERVED and kind.startswith("served,"):
         said = " met" if abs(far) <= CLOSE else " unclear" if abs(far) <= CLOSE + 2 * unsure else " MISSED"
     elif base == BY_ROW and kind == NEAREST and not rate:  # at the trainer's own
-        said = LOSES if far + 2 * unsure < -CLOSE else " MISSED"
+        # Of one seed no error is known.
+        said = " one seed" if len(differences) == 1 else LOSES if far + 2 * unsure < -CLOSE else " MISSED"
     digits = 4 if base == STOCK else 5
     return f"{far:+.{digits}f} ± {unsure:.{digits}f}{said}"
