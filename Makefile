@@ -114,8 +114,8 @@ test-core: setup
 
 # Instrumented programs start slowly: about twenty tests share a process.
 SANITIZE = $(CMAKE_TEST) -DOE_WERROR=ON -DCMAKE_BUILD_TYPE=Sanitize -DOE_TEST_SHARDS=48
-# They look at memory and threads; files are tests' of make test, on a disk. Those that wait for syncs of one take a
-# fifteenth of the time in memory.
+# Sanitizers look at memory and threads; make test keeps the files of its tests on a disk. Tests that wait for syncs of a
+# disk take a fifteenth of the time in memory.
 MEMORY = $(shell [ "$$(df --output=avail -m /dev/shm 2>/dev/null | tail -n 1)" -ge 2048 ] 2>/dev/null && echo /dev/shm)
 # Crashes under ASan, which takes ten times as long for each; make test has more (pool_crash_test.cc, row_log_crash_test.cc).
 SANITIZE_CRASH_POINTS ?= 2000

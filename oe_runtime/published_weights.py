@@ -77,7 +77,7 @@ class WeightsPublisher:
         try:
             if self._core is None:
                 self._core, self._versions = self._connect(), {}
-            before = time.thread_time()  # once there is a connection, which is made once
+            before = time.thread_time()  # without the connection, which is made once
             taken = round(time.time() - (time.monotonic() - began), 3)
             write_pieces(self._exchange, NAME, encode(step, arrays, taken), self._versions)
             self._due = max(self._due, began + (copied + time.thread_time() - before) / _COST)

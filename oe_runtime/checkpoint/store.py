@@ -172,8 +172,7 @@ def _paths(directory: Path, step: int, base: Path | None) -> tuple[Path, Path]:
     """Make a directory for the next checkpoint of `step`; return its final path and the present one."""
     if base is not None and base.parent.resolve() != directory.resolve():
         raise CheckpointError(f"{base} does not lie in {directory}; its increments must")
-    orders = (order(name) or (0, 0) for name in published_names(directory))
-    again = max((n + 1 for found, n in orders if found == step), default=0)
+    again = max((n + 1 for found, n in map(_order, published(directory)) if found == step), default=0)
     final = directory / (f"step-{step:010d}.{again}" if again else f"step-{step:010d}")
     partial = directory / f"{_PARTIAL}{final.name}"
     try:

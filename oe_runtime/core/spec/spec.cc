@@ -212,11 +212,8 @@ std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec&
     fields["state_dtype"] = spec.state_dtype;  // also where JSON leaves it out
     return fields;
   };
-  const json whole = fields_of(left);
-  const json other_whole = fields_of(right);
-  if (whole == other_whole) return std::nullopt;
-  const json left_fields = whole.flatten();
-  const json right_fields = other_whole.flatten();
+  const json left_fields = fields_of(left).flatten();
+  const json right_fields = fields_of(right).flatten();
   const auto field_name = [](std::string pointer) {
     pointer.erase(0, 1);
     for (char& c : pointer) {
