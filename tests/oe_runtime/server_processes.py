@@ -149,8 +149,9 @@ class Relay:
         with contextlib.suppress(OSError), client.makefile("rb") as stream:
             while header := stream.read(24):
                 op, length = struct.unpack_from("<6xH8xQ", header)
+                body = stream.read(length)  # what comes after a shutdown is answered by a reset, where an end is meant
                 self._on_request(op)
-                server.sendall(header + stream.read(length))
+                server.sendall(header + body)
         with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
         server.close()
