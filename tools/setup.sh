@@ -4,7 +4,7 @@
 #   tools/setup.sh demo   the same, and TensorFlow
 #   tools/setup.sh test   the same, and what the tests need (pytest and others)
 #   tools/setup.sh lint   the same, the linters and what builds the documentation site
-#   tools/setup.sh fuzz   what `run` has, and clang for libFuzzer
+#   tools/setup.sh clang  what `run` has, and clang with its sanitizers and libFuzzer
 # Does nothing (in well under a second) where all is there already.
 # Python packages are those that constraints/ names, with their SHA-256. OEPROV_UNLOCKED=1 takes whatever versions the
 # index has that pyproject.toml allows.
@@ -22,7 +22,7 @@ packages=(
 [ "$profile" != lint ] || packages+=(git)
 # For the dashboard's tests in a real browser, which are skipped elsewhere: Ubuntu's chromium is a snap.
 [ "$profile" != test ] || ! grep -qx 'ID=debian' /etc/os-release || packages+=(chromium chromium-driver)
-[ "$profile" != fuzz ] || packages+=(clang libclang-rt-dev)
+[ "$profile" != clang ] || packages+=(clang libclang-rt-dev)
 
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
@@ -54,11 +54,11 @@ fi
 
 # Each profile holds the ones before it.
 case $profile in
-  run | fuzz) extras='' locks='run' enough='run fuzz demo test lint' ;;
+  run | clang) extras='' locks='run' enough='run clang demo test lint' ;;
   demo) extras='[tensorflow]' locks='run demo' enough='demo test lint' ;;
   test) extras='[tensorflow,test]' locks='run demo test' enough='test lint' ;;
   lint) extras='[tensorflow,test,lint,docs]' locks='run demo test lint' enough='lint' ;;
-  *) fail "unknown profile '$profile' (run, demo, test, lint, fuzz)" ;;
+  *) fail "unknown profile '$profile' (run, demo, test, lint, clang)" ;;
 esac
 unlocked=${OEPROV_UNLOCKED:-}
 if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 14))'; then

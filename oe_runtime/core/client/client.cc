@@ -23,8 +23,8 @@ namespace {
 
 constexpr unsigned kMostThreads = 8;
 // Of rows by key that go out at once, so that pushes of others never wait for long.
-constexpr size_t kPieceBytes = size_t{32} << 20;
-constexpr size_t kPieceKeys = size_t{256} << 10;
+constexpr size_t kAskedBytes = size_t{32} << 20;
+constexpr size_t kAskedKeys = size_t{256} << 10;
 
 // Of connecting to servers that have no room: between the tries, doubled each time, and at most.
 constexpr auto kFirstConnectPause = std::chrono::milliseconds(20);
@@ -519,7 +519,7 @@ void Client::ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t byte
     const std::lock_guard<std::mutex> lock(tables_mutex_);
     ids = Get(table).server_ids;
   }
-  const size_t most = std::clamp<size_t>(kPieceBytes / bytes_of_key, 1, kPieceKeys);
+  const size_t most = std::clamp<size_t>(kAskedBytes / bytes_of_key, 1, kAskedKeys);
   for (size_t begin = 0; begin < n; begin += most) {
     const size_t end = std::min(n, begin + most);
     RowsPiece piece;

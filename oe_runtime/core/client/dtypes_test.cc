@@ -149,7 +149,9 @@ TEST(DtypesTest, ValuesThatMakeNoSenseAreRefused) {
     Serve(&session, op, &body, &reply);
     return reply.size();
   };
-  for (const auto& [op, rest] : {std::pair{Op::kPull, 0U}, {Op::kPush, 36U}}) {
+  for (const auto& pair : {std::pair{Op::kPull, 0U}, {Op::kPush, 36U}}) {
+    const Op op = pair.first;
+    const size_t rest = pair.second;
     EXPECT_EQ(MessageOf<ProtocolError>([&] { serve(op, {{single, 0, 0.1}, {wide, 0, 0.1}}, rest); }),
               "a batch with rows of a float64 table behind others");
     EXPECT_EQ(serve(op, {{wide, 0, 0.1}, {single, 0, 0.1}}, rest), op == Op::kPull ? 36U : 0U);

@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#ifdef __SANITIZE_THREAD__
+#ifdef OE_SANITIZE_THREAD
 // libstdc++, which is not instrumented, counts the holders of an exception: that the last of them destroys it
 // after the others have read it is invisible.
 // liburing maps and unmaps its rings by system calls of its own: the ring of a thread may lie where the one

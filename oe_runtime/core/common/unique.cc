@@ -13,25 +13,30 @@ constexpr size_t kMostSlots = size_t{4} << 20;  // that a thread keeps for its n
 constexpr unsigned kNearBits = 13;              // of the number of slots that lie in the first cache
 constexpr size_t kSample = 512;                 // keys that tell whether many are repeated
 
+// 32 bytes anywhere. Packed, since a reference to a vector forgets in Clang what its type's name says of alignment.
 template <typename T>
-struct Lanes {
+struct [[gnu::packed, gnu::may_alias]] Lanes {
   static constexpr size_t kSize = 32 / sizeof(T);
-  using Vector [[gnu::vector_size(32), gnu::aligned(alignof(T)), gnu::may_alias]] = T;
-  static Vector& At(T* values) { return *reinterpret_cast<Vector*>(values); }
-  static const Vector& At(const T* values) { return *reinterpret_cast<const Vector*>(values); }
+  static Lanes& At(T* values) { return *reinterpret_cast<Lanes*>(values); }
+  static const Lanes& At(const T* values) { return *reinterpret_cast<const Lanes*>(values); }
+  T values [[gnu::vector_size(32)]];
 };
 
 // Left to itself, GCC 12 makes a call of memcpy and a loop over single values of short rows.
 template <typename T>
 void Set(const T* from, T* to, size_t size) {
   size_t d = 0;
-  for (; d + Lanes<T>::kSize <= size; d += Lanes<T>::kSize) Lanes<T>::At(to + d) = Lanes<T>::At(from + d);
+  for (; d + Lanes<T>::kSize <= size; d += Lanes<T>::kSize) {
+    Lanes<T>::At(to + d).values = Lanes<T>::At(from + d).values;
+  }
   for (; d < size; ++d) to[d] = from[d];
 }
 template <typename T>
 void Add(const T* from, T* to, size_t size) {
   size_t d = 0;
-  for (; d + Lanes<T>::kSize <= size; d += Lanes<T>::kSize) Lanes<T>::At(to + d) += Lanes<T>::At(from + d);
+  for (; d + Lanes<T>::kSize <= size; d += Lanes<T>::kSize) {
+    Lanes<T>::At(to + d).values += Lanes<T>::At(from + d).values;
+  }
   for (; d < size; ++d) to[d] += from[d];
 }
 

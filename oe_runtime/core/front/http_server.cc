@@ -903,7 +903,7 @@ void HttpServer::Impl::Stop(double seconds) {
     OnLoop([this] { RefuseNewOnes(); });
     std::this_thread::sleep_for(Seconds(std::min(seconds, kHandshake)));
   }
-  const auto close_all = [this, seconds](bool also_busy) {
+  const auto close_all = [this](bool also_busy) {
     const std::vector<Shared> all(connections_.begin(), connections_.end());
     for (const Shared& connection : all) {
       if (also_busy) {

@@ -637,7 +637,7 @@ TEST(RowLogTest, ReadsThatBreakOffEndBeforeTheirMemory) {
 // Nobody may go on without the note that a version is dead: once its tombstone is gone too, it would come
 // back.
 TEST(RowLogTest, ARowThatCannotBeSupersededStopsTheLog) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(OE_SANITIZE_ADDRESS) || defined(OE_SANITIZE_THREAD)
   GTEST_SKIP() << "they end at an allocation that fails";
 #endif
   SimulatedBlockDevice device(5);

@@ -191,7 +191,8 @@ class SimulatedMedium final : public Medium {
   }
 
   void FenceAll(uint64_t flusher) {
-    for (auto& [name, file] : files_) {
+    for (auto& entry : files_) {
+      File& file = entry.second;
       const auto is_fenced = [&](const Flushed& line) {
         if (line.flusher != flusher) return false;
         std::memcpy(&file.medium[line.offset], line.words.data(), kLineBytes);

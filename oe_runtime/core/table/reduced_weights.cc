@@ -14,7 +14,7 @@
 namespace oe {
 namespace {
 
-constexpr size_t kWord = 4;  // rows are whole words
+constexpr size_t kWordBytes = 4;  // rows are whole words
 
 // Memory for the weights of a row, one at a time in each thread.
 float* Scratch(size_t dim) {
@@ -52,7 +52,7 @@ bool IsFinite(const float* weights, size_t n) {
 class Int8Weights final : public ReducedWeights {
  public:
   Int8Weights(const TableSpec& spec, const RowFormat& format)
-      : ReducedWeights("int8", spec.name, format, RoundUp(sizeof(float) + format.dim, kWord)) {}
+      : ReducedWeights("int8", spec.name, format, RoundUp(sizeof(float) + format.dim, kWordBytes)) {}
 
  protected:
   bool Pack(const float* weights, std::byte* reduced) const noexcept override {
@@ -82,7 +82,7 @@ class Int8Weights final : public ReducedWeights {
 class Bfloat16Weights final : public ReducedWeights {
  public:
   Bfloat16Weights(const TableSpec& spec, const RowFormat& format)
-      : ReducedWeights("bfloat16", spec.name, format, RoundUp(format.dim * sizeof(uint16_t), kWord)) {}
+      : ReducedWeights("bfloat16", spec.name, format, RoundUp(format.dim * sizeof(uint16_t), kWordBytes)) {}
 
  protected:
   bool Pack(const float* weights, std::byte* reduced) const noexcept override {

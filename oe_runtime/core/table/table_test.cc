@@ -220,7 +220,7 @@ TEST_P(TableTest, KeysOutsideAnArrayAreRefusedBeforeAnythingChanges) {
 }
 
 TEST_P(TableTest, AnIndexBeyondMemoryIsRefused) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(OE_SANITIZE_ADDRESS) || defined(OE_SANITIZE_THREAD)
   GTEST_SKIP() << "the sanitizer's allocator ends the process instead";
 #else
   if (!array()) GTEST_SKIP() << "hash tables grow with their keys";
