@@ -374,7 +374,7 @@ def test_a_refused_drop_changes_nothing_on_any_server(servers):
             return client.stats()["servers"][0]["connections"]["open"]
 
         alone = connections()
-        with Client([relay.endpoint for relay in relays], job="x") as other:
+        with Client([relay.endpoint for relay in relays], job="x", timeout=2) as other:
             ends.set()
             with pytest.raises(ServerLost):
                 other.stats()

@@ -11,12 +11,10 @@
 // libstdc++, which is not instrumented, counts the holders of an exception: that the last of them destroys it
 // after the others have read it is invisible.
 // liburing maps and unmaps its rings by system calls of its own: the ring of a thread may lie where the one
-// of a thread that has ended lay. Each is used by its thread only. Visible, since the sanitizer is a shared
-// library.
-extern "C" __attribute__((visibility("default"))) const char*
-__tsan_default_suppressions() {  // NOLINT(bugprone-reserved-identifier)
+// of a thread that has ended lay. Each is used by its thread only.
+extern "C" const char* __tsan_default_suppressions() {  // NOLINT(bugprone-reserved-identifier)
   return "race:std::__exception_ptr::exception_ptr::_M_release\n"
-         "race:liburing.h\n";
+         "race:anon_inode:[io_uring]\n";
 }
 #endif
 

@@ -13,7 +13,8 @@ constexpr size_t kMostSlots = size_t{4} << 20;  // that a thread keeps for its n
 constexpr unsigned kNearBits = 13;              // of the number of slots that lie in the first cache
 constexpr size_t kSample = 512;                 // keys that tell whether many are repeated
 
-// 32 bytes anywhere. Packed, since a reference to a vector forgets in Clang what its type's name says of alignment.
+// 32 bytes anywhere. Packed, since a reference to a vector forgets in Clang what its type's name says of
+// alignment.
 template <typename T>
 struct [[gnu::packed, gnu::may_alias]] Lanes {
   static constexpr size_t kSize = 32 / sizeof(T);
