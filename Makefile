@@ -34,7 +34,7 @@ help:
 	@echo 'make docs      serve the documentation site on 127.0.0.1:8000 (DOCS_ADDRESS)'
 	@echo 'make docs-check  build it, with warnings as errors'
 	@echo 'make format    let the formatters write'
-	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
+	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan (clang)'
 	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
 	@echo 'make simulate  a whole cluster with faults in one process, SECONDS=60 of new seeds, or SEED=N again'
 	@echo 'make generate  write the files that follow from the settings: schema, roles, sample, flags, reference'
