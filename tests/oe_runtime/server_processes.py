@@ -149,7 +149,8 @@ class Relay:
         with contextlib.suppress(OSError), client.makefile("rb") as stream:
             while header := stream.read(24):
                 op, length = struct.unpack_from("<6xH8xQ", header)
-                body = stream.read(length)  # what comes after a shutdown is answered by a reset, where an end is meant
+                # To the end: what comes after a shutdown is answered by a reset, where an end is meant.
+                body = stream.read(length)
                 self._on_request(op)
                 server.sendall(header + body)
         with contextlib.suppress(OSError):
